@@ -263,6 +263,9 @@ class Engine:
         sequence.tokens += request.prompt[start:end]
         if start == placed.start:
             sequence.images.append(placed)
+        if end == placed.end and sequence.checkpoints.limit:  # another question about it may come
+            state = self.target.save_state(recurrent_only=True, seq=sequence.id)
+            sequence.checkpoints.add(Checkpoint(end, state))
         request.answer.telemetry.n_left = len(request.prompt) - end
         self.intact = True
 

@@ -142,6 +142,8 @@ class Scheduler:
         total.n_started += 1
         total.n_prompt += telemetry.n_prompt
         total.n_cached += telemetry.n_cached
+        total.n_image_tokens += telemetry.n_image_tokens
+        total.encode_s += telemetry.encode_s
         return [sequence]
 
     def _round(self) -> list[Sequence]:

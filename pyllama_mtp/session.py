@@ -15,7 +15,6 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
-    Sized,
 )
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -185,14 +184,16 @@ class Contexts(Owned):
     def _tokens(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises UsageError: none, more than there is room for, or see
         :func:`.tokens_of`."""
+        if isinstance(prompt, ImagePrompt):
+            raise UsageError("prompts with images are not taken here; give text or token ids")
         tokens = tokens_of(self.model, prompt)
-        self._check_length(tokens)
+        self._check_length(len(tokens))
         return tokens
 
-    def _check_length(self, prompt: Sized) -> None:
-        if len(prompt) > self.n_ctx:
+    def _check_length(self, n_tokens: int) -> None:
+        if n_tokens > self.n_ctx:
             raise UsageError(
-                f"the prompt has {len(prompt)} tokens and the context {self.n_ctx}; "
+                f"the prompt has {n_tokens} tokens and the context {self.n_ctx}; "
                 "shorten it or use a longer n_ctx (--n-ctx)"
             )
 
@@ -202,18 +203,18 @@ class Contexts(Owned):
             return self._tokens(prompt)
         if draft:
             self._engine.head.check_images()
-        self._check_length(prompt)
+        self._check_length(len(prompt))
         return prompt
 
     def _with_images(
-        self, text: object, images: Sequence[ImageSource], add_special: bool = True
+        self, text: Any, images: Sequence[ImageSource], add_special: bool = True
     ) -> ImagePrompt:
         """A prompt with images. Raises UsageError: no encoder, or see :meth:`.Vision.prompt`."""
         if self.vision is None:
             raise UsageError("images need an encoder; give the session Vision(model, mmproj)")
-        if not isinstance(text, str):
-            raise UsageError("images go with text, in which a marker stands for each of them")
-        return self.vision.prompt(text, images, add_special=add_special)
+        return self.vision.prompt(
+            text, images, add_special=add_special, check_length=self._check_length
+        )
 
     def _turn(
         self,
@@ -239,14 +240,18 @@ class Contexts(Owned):
         return prompt, limits, options.sampling(chosen, self.model, tools)
 
     def process(
-        self, prompt: Prompt, *, draft: bool = True, on_progress: OnProgress | None = None
+        self,
+        prompt: Prompt | ImagePrompt,
+        *,
+        draft: bool = True,
+        on_progress: OnProgress | None = None,
     ) -> Telemetry:
         """Process a prompt ahead of time; a later prompt that begins with it starts from its end.
 
         The last token is left to the generation, which needs its logits.
 
         Args:
-            prompt: text or token ids.
+            prompt: text or token ids; or a prompt of :meth:`.Vision.prompt`.
             draft: False: the generations after it will not draft, so MTP costs nothing.
             on_progress: see :meth:`Session.generate`.
 
@@ -254,19 +259,22 @@ class Contexts(Owned):
             Figures of the prefill.
         """
         limits = Limits(1, draft=flag("draft", draft))
-        tokens, engine = self._tokens(prompt)[:-1], self._engine
+        tokens, engine = self._prompt(prompt, limits.draft), self._engine
+        if isinstance(tokens, ImagePrompt):
+            tokens = dataclasses.replace(tokens, entries=tokens.entries[:-1])
+        else:
+            tokens = tokens[:-1]
         request = make_request(self.model, tokens, limits)
         telemetry = request.answer.telemetry
         if tokens:
             began = time.perf_counter()
             with engine.alone:
                 engine.begin()
-                sequence = engine.choose(engine.sequences, tokens, limits.draft)
+                sequence = engine.choose(engine.sequences, request.prompt, limits.draft)
                 sequence.begin(request)
                 engine.enter(sequence)
-                row = None
-                while row is None:
-                    row = engine.prefill(sequence)
+                while len(sequence.tokens) < len(tokens):
+                    engine.prefill(sequence)
                     if on_progress:
                         on_progress(len(sequence.tokens), len(tokens))
                 engine.drafting.begin(sequence)
@@ -426,7 +434,8 @@ class Session(Contexts):
         """
         limits = Limits(max_tokens, ignore_eos, draft)
         given = Options(stop, log_pairs, log_ties, logprobs, on_progress)
-        whole_prompt = self._with_images(prompt, images) if len(images) else prompt
+        none = isinstance(images, tuple | list) and not images
+        whole_prompt = prompt if none else self._with_images(prompt, images)
         return self._start(whole_prompt, limits, sampling, given)
 
     def _start(
@@ -502,7 +511,12 @@ class BatchSession(Contexts):
     """
 
     def __init__(
-        self, model: Model, settings: Settings | None = None, n_sequences: int = 4
+        self,
+        model: Model,
+        settings: Settings | None = None,
+        n_sequences: int = 4,
+        *,
+        vision: Vision | None = None,
     ) -> None:
         """Make the contexts.
 
@@ -512,12 +526,13 @@ class BatchSession(Contexts):
                 rollback goes by snapshots ("auto": up to AUTO_DEPTH drafts). `n_batch` and
                 `n_ubatch` must hold as many tokens. Each sequence has its own `checkpoints`.
             n_sequences: most sequences at once, 1 to 256; more prompts wait for one to end.
+            vision: the model's image encoder, for chats with images; the caller closes it.
 
         Raises:
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        super().__init__(model, settings, n_sequences)
+        super().__init__(model, settings, n_sequences, vision=vision)
         self.n_sequences = len(self._engine.sequences)
 
     def generate(

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ..arguments import file_name, whole
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
 from ..imagefile import ImageSource, Pixels, pixels_of
 from ..models.mmproj import read_mmproj
-from ..settings import available_threads
+from ..settings import MOST_THREADS, available_threads
 from . import native
 from .batch import Floats, Ints
 from .model import Model
@@ -37,8 +37,10 @@ from .owned import Exclusive, Owned
 #: Stands for an image in a prompt's text.
 IMAGE_MARKER = "<__media__>"
 LIBRARY = "libpyllama-vision.so"
-#: Encoded images that are kept for prompts to come.
-KEPT = 16
+#: Bytes of encoded images that are kept for prompts to come.
+KEPT_BYTES = 256 << 20
+#: Pixels of all images of a prompt, of which copies are in memory at once.
+MOST_PIXELS = 1 << 27
 MOST_TOKENS = 1 << 20
 
 
@@ -108,7 +110,7 @@ def text_tokens(entries: Sequence[int]) -> list[int]:
 
 @dataclass
 class _Chunk:
-    """A part of a prompt: token ids, or an image of so many rows."""
+    """A part of a prompt: token ids, or an image of so many rows (n_tokens)."""
 
     tokens: list[int] = field(default_factory=list)
     n_tokens: int = 0
@@ -148,7 +150,8 @@ class Vision(Owned):
         """
         self._handle: Any = None
         self.model, self.path = model, Path(file_name("mmproj", mmproj, "an mmproj .gguf file"))
-        self._n_threads = n_threads or available_threads()
+        most = MOST_THREADS, f"from 1 to {MOST_THREADS}"
+        self._n_threads = whole("n_threads", n_threads or available_threads(), 1, *most)
         limits = [
             -1 if n is None else whole(name, n, 1, MOST_TOKENS, f"from 1 to {MOST_TOKENS}")
             for name, n in (("min_tokens", min_tokens), ("max_tokens", max_tokens))
@@ -194,10 +197,11 @@ class Vision(Owned):
 
     def close(self) -> None:
         """Free the encoder. May be called again."""
-        handle, self._handle = self._handle, None
-        if handle:
-            self._api.free(handle)
-            self._weights.release()
+        with self._lock:  # another thread may be encoding
+            handle, self._handle = self._handle, None
+            if handle:
+                self._api.free(handle)
+                self._weights.release()
 
     def disown(self) -> None:
         """In a forked child: forget the encoder."""
@@ -208,7 +212,13 @@ class Vision(Owned):
             self.close()
 
     def prompt(
-        self, text: str, images: Sequence[ImageSource], *, add_special: bool = True
+        self,
+        text: str,
+        images: Sequence[ImageSource],
+        *,
+        add_special: bool = True,
+        check_length: Callable[[int], object] | None = None,
+        read: Callable[[Any], Pixels] = pixels_of,
     ) -> ImagePrompt:
         """A prompt of text in which :data:`IMAGE_MARKER` stands for each of `images`.
 
@@ -216,28 +226,49 @@ class Vision(Owned):
 
         Args:
             add_special: put the vocabulary's first token before the text, if it has one.
+            check_length: called with the number of tokens before images are encoded, and raises
+                if there are too many.
+            read: gives the pixels of an image; default: :func:`.pixels_of`.
 
         Raises:
-            UsageError: not as many markers as images, or an image that cannot be used.
+            UsageError: not as many markers as images, or an image that cannot be used, or too many
+                pixels.
             InsufficientMemoryError: no memory to encode an image.
         """
+        if isinstance(images, str | bytes | os.PathLike | np.ndarray) or not isinstance(
+            images, Sequence
+        ):
+            raise UsageError(f"images is {type(images).__name__}; give a list of images")
+        if not isinstance(text, str):
+            raise UsageError("images go with text, in which a marker stands for each of them")
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as reason:
+            raise UsageError(f"the text is not valid Unicode: {reason}") from None
         if text.count(IMAGE_MARKER) != len(images):
             raise UsageError(
                 f"the text has {text.count(IMAGE_MARKER)} markers {IMAGE_MARKER} for "
                 f"{len(images)} images; put one where each image belongs"
             )
-        pixels = [pixels_of(image) for image in images]
-        with self._lock:
-            return self._prompt(text, pixels, add_special)
+        with self._lock:  # also around reading: so few pixels are in memory at once
+            if not self._handle:
+                raise UsageError("the image encoder is closed")
+            return self._prompt(data, _read(images, read), add_special, check_length)
 
-    def _prompt(self, text: str, images: list[Pixels], add_special: bool) -> ImagePrompt:
-        if not self._handle:
-            raise UsageError("the image encoder is closed")
+    def _prompt(
+        self,
+        text: bytes,
+        images: list[Pixels],
+        add_special: bool,
+        check_length: Callable[[int], object] | None,
+    ) -> ImagePrompt:
         chunks = self._tokenize(text, images, add_special)
         entries, placed, left, encode_s = list[int](), list[PlacedImage](), iter(images), 0.0
         try:
-            for i in range(self._api.n_chunks(chunks)):
-                chunk = self._chunk(chunks, i)
+            parts = [self._chunk(chunks, i) for i in range(self._api.n_chunks(chunks))]
+            if check_length:
+                check_length(sum(chunk.n_tokens for chunk in parts))
+            for i, chunk in enumerate(parts):
                 if not chunk.is_image:
                     entries += chunk.tokens
                     continue
@@ -265,19 +296,19 @@ class Vision(Owned):
     def _keep(self, image: EncodedImage) -> None:
         self._known[image.entry] = image
         self._known.move_to_end(image.entry)
-        if len(self._known) > KEPT:
-            self._known.popitem(last=False)
+        n_bytes = sum(known.rows.nbytes for known in self._known.values())
+        while n_bytes > KEPT_BYTES:
+            n_bytes -= self._known.popitem(last=False)[1].rows.nbytes
 
-    def _tokenize(self, text: str, images: list[Pixels], add_special: bool) -> Any:
+    def _tokenize(self, text: bytes, images: list[Pixels], add_special: bool) -> Any:
         view = self._ffi.from_buffer
         rows = [view("uint8_t[]", image) for image in images]
         rgb = self._ffi.new("uint8_t *[]", rows or 1)
         width = self._ffi.new("uint32_t[]", [image.shape[1] for image in images] or 1)
         height = self._ffi.new("uint32_t[]", [image.shape[0] for image in images] or 1)
-        data = text.encode()
         native.take_recent_errors()
         message = self._message
-        given = data, len(data), add_special, rgb, width, height, len(images)
+        given = text, len(text), add_special, rgb, width, height, len(images)
         chunks = self._api.tokenize(self._handle, *given, message, len(message))
         if not chunks:
             raise self._failure("the prompt cannot be prepared")
@@ -287,7 +318,8 @@ class Vision(Owned):
         chunk = self._api.chunk(chunks, i)
         if chunk.is_image:
             return _Chunk([], int(chunk.n_tokens), int(chunk.n_pos), True)
-        return _Chunk(list(self._ffi.unpack(chunk.token, chunk.n_tokens)) if chunk.n_tokens else [])
+        tokens = list(self._ffi.unpack(chunk.token, chunk.n_tokens)) if chunk.n_tokens else []
+        return _Chunk(tokens, len(tokens))
 
     def _encode(self, chunks: Any, i: int, chunk: _Chunk, entry: int) -> EncodedImage:
         view, message = self._ffi.from_buffer, self._message
@@ -313,6 +345,20 @@ class Vision(Owned):
         if native.short_of_memory(reason):
             return InsufficientMemoryError(f"{what}, for lack of memory: {reason}")
         return UsageError(f"{what}: {reason}")
+
+
+def _read(images: Sequence[ImageSource], read: Callable[[Any], Pixels]) -> list[Pixels]:
+    """The pixels of a prompt's images. Raises UsageError: too many together."""
+    found, n_pixels = list[Pixels](), 0
+    for image in images:
+        found.append(read(image))
+        n_pixels += found[-1].size // 3
+        if n_pixels > MOST_PIXELS:
+            raise UsageError(
+                f"the images of a prompt may have {MOST_PIXELS / 1e6:.0f} million pixels together; "
+                "scale them down"
+            )
+    return found
 
 
 def _api(library: native.Library) -> Any:

@@ -190,8 +190,15 @@ def _prompts(
                     "this model was started without an image encoder (serve --mmproj FILE)"
                 )
             text = options.text(served.model, messages, tools, goes_on=goes_on)
-            images = [pixels_of_url(url) for url in urls]
-            return [served.vision.prompt(text, images, add_special=False)]
+            return [
+                served.vision.prompt(
+                    text,
+                    urls,
+                    add_special=False,
+                    check_length=partial(_max_tokens, served, body),
+                    read=pixels_of_url,
+                )
+            ]
     assert isinstance(body, CompletionBody)
     with refused("prompt"):
         return [tokens_of(served.model, prompt) for prompt in body.prompts]

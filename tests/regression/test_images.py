@@ -161,6 +161,54 @@ def test_a_processed_image_is_used_again(demo: Model, vision: Vision) -> None:
             assert whole.tokens == answer.tokens
 
 
+def test_another_question_about_an_image(demo: Model, vision: Vision) -> None:
+    """Starts behind the image, and gives the text of a new session; so does a prompt that was
+    processed ahead of time."""
+    (text, images), last = of("first"), f"{HERE} Where is"
+    with Session(demo, SETTINGS, vision=vision) as session:
+        whole = session.generate(last, images=images, max_tokens=24).run()
+        session.reset()
+        ahead = session.process(vision.prompt(text, images))
+        assert ahead.n_left == 0 and ahead.n_prompt > whole.telemetry.n_image_tokens
+        again = session.generate(last, images=images, max_tokens=24).run()
+        assert again.telemetry.n_cached > again.telemetry.n_image_tokens > N_UBATCH
+        assert again.tokens == whole.tokens
+
+
+def test_a_batch_of_chats(demo: Model, vision: Vision) -> None:
+    """Chats with images, together; the figures count all images."""
+    parts = [{"type": "image", "image": PICTURES["a"]}, {"type": "text", "text": "What?"}]
+    asked = [{"role": "user", "content": parts}]
+    with BatchSession(demo, SETTINGS, 2, vision=vision) as batch:
+        found = batch.chat([asked, asked], max_tokens=8).run()
+    assert [one.telemetry.n_image_tokens for one in found.results] == [15, 15]
+    assert found.telemetry.n_image_tokens == 30
+
+
+def test_too_much_is_refused_before_it_is_encoded(
+    demo: Model, vision: Vision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = picture(9, 1024, 1024)
+    monkeypatch.setattr(vision, "_encode", lambda *_: pytest.fail("encoded"))
+    with Session(demo, SETTINGS, vision=vision) as session:
+        with pytest.raises(UsageError, match="and the context 512"):
+            session.generate(HERE, images=[large])
+        monkeypatch.setattr("pyllama_mtp.llama.vision.MOST_PIXELS", 2 * large.size // 3)
+        with pytest.raises(UsageError, match="pixels together"):
+            session.generate(HERE * 3, images=[large] * 3)
+
+
+def test_kept_images_take_so_many_bytes(
+    demo: Model, vision: Vision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = vision.prompt(HERE, [picture(20, 96, 96)]).images[0].image
+    monkeypatch.setattr("pyllama_mtp.llama.vision.KEPT_BYTES", 2 * one.rows.nbytes)
+    for seed in (21, 22, 20):
+        prompt = vision.prompt(HERE, [picture(seed, 96, 96)])
+    assert prompt.encode_s > 0, "it was dropped"
+    assert vision.prompt(HERE, [picture(22, 96, 96)]).encode_s == 0
+
+
 def test_sequences_with_other_images(demo: Model, vision: Vision) -> None:
     """Sequences with different images, together, give the texts that each gives alone."""
     names = ("middle", "last", "several")
@@ -181,6 +229,15 @@ def test_refusals(demo: Model, vision: Vision, demo_file: Path, tmp_path: Path) 
     with Session(demo, SETTINGS, vision=vision) as session:
         with pytest.raises(UsageError, match=r"1 markers .* 2 images"):
             session.generate(text, images=images * 2)
+        for wrong in ("a.png", images[0], None, Path("a.png")):
+            with pytest.raises(UsageError, match="give a list of images"):
+                session.generate(text, images=wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="not valid Unicode"):
+            session.generate(f"{HERE} \ud800", images=images)
+        with pytest.raises(UsageError, match="not taken here"):
+            session.hidden_states(vision.prompt(text, images))  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="n_threads"):
+            Vision(demo, vision.path, n_threads=1000)
         session.generate(text, images=images, max_tokens=2).run()
         with pytest.raises(UsageError, match="images cannot be saved"):
             session.save(tmp_path / "prompt")
