@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Greedy texts and accepted drafts after images beside upstream's llama-server: are they equal?
+
+    python bench/peers.py && python bench/image_parity.py
+
+Both take the same image encoder, of random weights, and the same pictures. A trial is one prompt at
+one draft depth, alone or together with the other prompts in one batch of ours; it is equal when all
+tokens and the number of accepted drafts are; see parity.py for near ties. "text only": the texts are
+equal, the accepted drafts are not, and why was not looked for. Exit codes as of parity.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from parity import ALONE, DEPTHS, N_TOKENS, TOGETHER, compared, settings
+from PIL import Image
+
+from pyllama_mtp import BatchSession, Model, Session
+from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
+from pyllama_mtp.llama.vision import Vision
+from pyllama_mtp.measure.peers import (
+    LlamaServer,
+    PeerError,
+    PeerOptions,
+    completion_request,
+    find,
+    server_options,
+)
+from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
+from pyllama_mtp.models.synth import write_synthetic
+
+#: Texts with places for images: first, in the middle, last, several.
+TEXTS = (
+    f"{HERE}def area(shape):\n    ",
+    f"The picture {HERE} shows a list. In Python, ",
+    f"# What follows is a screenshot of the module os.path: {HERE}",
+    f"First {HERE} and then {HERE}, which are both ",
+)
+#: Width and height of pictures, by trial: of few tokens, and of more than a graph has.
+SIZES = ((96, 64), (160, 224), (320, 256))
+
+
+def png(seed: int, size: tuple[int, int]) -> bytes:
+    """A file with a picture of coarse noise."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(out, "PNG")
+    return out.getvalue()
+
+
+def prompts() -> list[tuple[str, list[bytes]]]:
+    """Texts and the files of their images."""
+    return [
+        (text, [png(10 * i + j, size) for j in range(text.count(HERE))])
+        for i, size in enumerate(SIZES)
+        for text in TEXTS
+    ]
+
+
+def answers(server: str, model: Model, mmproj: Path, depth: int) -> list[Any]:
+    """llama-server's."""
+    given = PeerOptions(settings(depth, "f16"), str(model.path), 0)
+    options = [*server_options(given), "--mmproj", str(mmproj)]
+    found = []
+    with LlamaServer(server, options) as running:
+        marker = running._get("/props")["media_marker"]
+        for text, images in prompts():
+            request = completion_request([], N_TOKENS, 1)
+            data = [base64.b64encode(image).decode() for image in images]
+            said = {"prompt_string": text.replace(HERE, marker), "multimodal_data": data}
+            answer = running.complete(request | {"prompt": said, "return_tokens": True})
+            found.append(answer | {"rounds": {}})
+    return found
+
+
+def trials(model: Model, vision: Vision, server: str, depth: int) -> list[dict[str, Any]]:
+    """All of one model and depth."""
+    theirs, given = answers(server, model, vision.path, depth), settings(depth, "f16")
+    limits: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "log_ties": True}
+    asked = [vision.prompt(text, images) for text, images in prompts()]
+    alone = []
+    for prompt in asked:
+        with Session(model, given) as session:
+            alone.append(session.generate(prompt, **limits).run())
+    with BatchSession(model, given, 4) as batch:
+        together = batch.generate(asked, **limits).run().results
+    return [
+        {"depth": depth, "way": way, "prompt": i} | compared(ours, expected, {})
+        for way, found in ((ALONE, alone), (TOGETHER, together))
+        for i, (ours, expected) in enumerate(zip(found, theirs, strict=True))
+    ]
+
+
+def main() -> int:
+    """Run all trials; the exit code."""
+    try:
+        server = find("llama-server", gpu=False).command[0]
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        return 2
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = write_synthetic(Path(folder) / "tiny.gguf", "tiny", "q8_0", head_noise=0.05)
+        for path in (demo_path(), tiny):
+            with Model(path) as model:
+                mmproj = write_synthetic_mmproj(
+                    Path(folder) / f"mmproj-{path.name}", model.n_embd_inp
+                )
+                with Vision(model, mmproj, n_threads=1) as vision:
+                    for depth in DEPTHS:
+                        of = trials(model, vision, server, depth)
+                        found += of
+                        ends = dict(Counter(trial["end"] for trial in of))
+                        drafts = [sum(trial[k] for trial in of) for k in ("accepted", "drafted")]
+                        print(f"{path.name} depth {depth}: {ends}, drafts {drafts}", flush=True)
+    for trial in found:
+        if trial["end"] != "equal":
+            print(trial)
+    return int(any(trial["end"] not in ("equal", "near tie") for trial in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
