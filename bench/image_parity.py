@@ -5,7 +5,7 @@
 
 Both take the same image encoder, of random weights, and the same pictures. A trial is one prompt at
 one draft depth, alone or together with the other prompts in one batch of ours; it is equal when all
-tokens and the number of accepted drafts are; see parity.py for near ties. "text only": the texts are
+tokens and the number of accepted drafts are; see parity.py for near ties. "text only": texts are
 equal, the accepted drafts are not, and why was not looked for. Exit codes as of parity.py.
 """
 
