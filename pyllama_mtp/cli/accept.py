@@ -2,7 +2,8 @@
 prompt and context length; and what that is worth on this machine.
 
 This is a matrix of questions: each is answered without MTP and with a fixed
-number of drafts per round. Prompts: 24 of each class (factual, thinking, code,
+number of drafts per round, which takes hours where a model is slow: --budget
+bounds it. Prompts: 24 of each class (factual, thinking, code,
 instruction) come with the package; the demo model has its own. Your own are
 JSON lines, in which only "prompt" is needed:
 
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(acceptance_rows(cells)))
     elif cells:
-        matrix.show(cells, args.format)
+        matrix.show(cells, args.format, acceptance=True)
     if args.pairs:
         print(f"written to {args.pairs}", file=sys.stderr)
     return code

@@ -490,8 +490,9 @@ def say(text: str) -> None:
     print(f"{PROGRAM}: {text}", file=sys.stderr)
 
 
-def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
-    """Print the cells to stdout as a table, as Markdown, or as one JSON array."""
+def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bool = False) -> None:
+    """Print the cells to stdout as a table, as Markdown, or as one JSON array. `acceptance`: show
+    what it is worth even where no questions were asked."""
     from pyllama_mtp.measure import table
     from pyllama_mtp.measure.profile import cell_profiles
     from pyllama_mtp.measure.worth import acceptance_markdown, has_classes
@@ -504,7 +505,8 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
         table.print_matrix(cells, sys.stdout, per_round=per_round)
     if how == "json":
         return
-    for more in (acceptance_markdown(cells) if has_classes(cells) else "", cell_profiles(cells)):
+    asked = acceptance or has_classes(cells)
+    for more in (acceptance_markdown(cells) if asked else "", cell_profiles(cells)):
         if more:
             print(f"\n{more}")
 

@@ -38,6 +38,7 @@ from pyllama_mtp.measure.text import (
     console,
     counted,
     print_whole,
+    size_name,
     terminal_table,
     to_markdown,
 )
@@ -163,7 +164,11 @@ def compare(
     )
     pairs = [(before[key], after[key]) for key in before if key in after]
     only_old, only_new = (
-        [f"{label(cell)}, prompt {cell.n_prompt}" for key, cell in side.items() if key not in other]
+        [
+            f"{label(cell)}, prompt {size_name(cell.n_prompt)}"
+            for key, cell in side.items()
+            if key not in other
+        ]
         for side, other in ((before, after), (after, before))
     )
     if not pairs:
@@ -318,7 +323,7 @@ def _table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             change.figure,
-            NONE if change.n_prompt is None else str(change.n_prompt),
+            NONE if change.n_prompt is None else size_name(change.n_prompt),
             change.name,
             *(NONE if v is None else f"{v:,.{digits}f}" for v in (change.old, change.new)),
             f"{change.ratio:.3f}",

@@ -66,7 +66,7 @@ from pyllama_mtp.measure.records import (
     run_to_resume,
 )
 from pyllama_mtp.measure.runner import LibraryProcess, Runner, SideBySide, Task
-from pyllama_mtp.measure.text import counted
+from pyllama_mtp.measure.text import counted, size_name
 from pyllama_mtp.measure.verdict import slow_types_of
 from pyllama_mtp.settings import Sampling, Settings
 
@@ -604,8 +604,8 @@ def _possible(model: Model, request: MatrixRequest, say: Callable[[str], None]) 
     if fitting != sizes:
         if not request.usual_sizes or not fitting:
             raise UsageError(
-                f"prompt {max(sizes)} + {n} generated = {max(sizes) + n} tokens exceed {whose}, "
-                f"{limit}"
+                f"prompt {size_name(max(sizes))} + {n} generated: {max(sizes) + n} tokens exceed "
+                f"{whose}, {limit}"
             )
         request = _planned(request, sizes=fitting)
     most, planned = model.info.most_drafts, request.plan.depths

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -120,7 +120,11 @@ EXPLANATION = (
 # -- acceptance ------------------------------------------------------------------------------------
 
 
-def conditional(samples: Sequence[Sample]) -> list[tuple[float, float, float] | None]:
+#: A rate of acceptance, and its interval's bounds; None: one sample says nothing of them.
+Rate: TypeAlias = tuple[float, float | None, float | None]
+
+
+def conditional(samples: Sequence[Sample]) -> list[Rate | None]:
     """Conditional acceptance by position: of the drafts whose predecessors were all accepted, the
     accepted ones, with a bootstrap interval over the samples; None where there were no drafts.
 
@@ -137,14 +141,18 @@ def conditional(samples: Sequence[Sample]) -> list[tuple[float, float, float] | 
     before = np.concatenate([drafted[:, :1], accepted[:, :-1]], axis=1)
     tried = np.minimum(before, drafted)
     draws = resampled(len(samples))
-    rates: list[tuple[float, float, float] | None] = []
+    rates: list[Rate | None] = []
     for held, judged in zip(accepted.T, tried.T, strict=True):
         if not judged.sum():
             rates.append(None)
             continue
+        rate = float(held.sum() / judged.sum())
+        if len(samples) == 1:
+            rates.append((rate, None, None))
+            continue
         drawn = held[draws].sum(axis=1) / np.maximum(judged[draws].sum(axis=1), 1)
         low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        rates.append((float(held.sum() / judged.sum()), float(low), float(high)))
+        rates.append((rate, float(low), float(high)))
     return rates
 
 
@@ -193,7 +201,7 @@ def acceptance_groups(cells: Iterable[Cell]) -> dict[int, dict[str, list[Sample]
 
 def acceptance_rows(cells: Iterable[Cell]) -> list[dict[str, Any]]:
     """Acceptance for JSON: one object per series, prompt size and class. `conditional`: rate, low
-    and high of each position."""
+    and high of each position; low and high are null for one prompt."""
     return [
         {
             "series": series,
@@ -245,6 +253,7 @@ def _acceptance(cells: Sequence[Cell]) -> str:
         table,
         "In brackets the 95 % bootstrap interval over prompts, too narrow with fewer than 5.",
     ]
+    measured = sorted({cell.n_max for cell in cells})
     first = [row["conditional"][0][0] for row in rows if any(row["conditional"][:1])]
     if first and max(first) < BROKEN_BELOW:
         parts.append(
@@ -258,6 +267,9 @@ def _acceptance(cells: Sequence[Cell]) -> str:
             parts.append("costs were not measured: no break-even")
             break
         parts += _worth(size, classes, costs)
+        if len(measured) <= costs.limit:
+            depths = ", ".join(map(str, measured))
+            parts.append(f"Measured were depths {depths}; other costs are on a line between them.")
     return "\n\n".join(parts)
 
 
@@ -282,10 +294,12 @@ def _worth(size: int, classes: Mapping[str, Sequence[Sample]], costs: Costs) -> 
     ]
 
 
-def _rate(rate: tuple[float, float, float] | None) -> str:
-    if rate is None:
+def _rate(found: Rate | None) -> str:
+    if found is None:
         return NONE
-    return f"{100 * rate[0]:.0f} ({100 * rate[1]:.0f}-{100 * rate[2]:.0f})"
+    rate, low, high = found
+    interval = "" if low is None or high is None else f" ({100 * low:.0f}-{100 * high:.0f})"
+    return f"{100 * rate:.0f}{interval}"
 
 
 def rejected(cells: Iterable[Cell]) -> list[dict[str, Any]]:

@@ -65,6 +65,15 @@ def test_a_whole_run_is_written_and_shown_again(program: Program, tmp_path: Path
     assert again.stdout.decode() == out
 
 
+def test_reads_any_matrix(program: Program) -> None:
+    """Of text to continue, too, whose acceptance the matrix itself shows in its table only."""
+    plan = ("--depths", "0,2", "-p", "64", "-n", "16", "--repeat", "2", "--output", "m.jsonl")
+    out = program("matrix", "--threads", "1", *plan).stdout.decode()
+    assert "break-even" not in out
+    again = program("accept", "--read", "m.jsonl").stdout.decode()
+    assert out in again and "| 64 | text | 2 |" in again and "break-even" in again
+
+
 def test_an_answer_ends_where_the_model_ends_it(program: Program, tmp_path: Path) -> None:
     program(*QUICK, "-n", "400", "--prompts-per-class", "3", "--output", "a.jsonl")
     generated = {s.n_generated for c in read_cells(tmp_path / "a.jsonl") for s in c.samples}

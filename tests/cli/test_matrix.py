@@ -306,6 +306,6 @@ def test_a_size_beyond_the_context_is_refused_before_anything_runs(
     fake: ModuleType, cli: Cli
 ) -> None:
     result = cli(*SMALL, "--prompt-sizes", "64,5000")
-    assert result.code == 2 and "5000 + 8 generated = 5008 tokens exceed the model's" in result.err
+    assert result.code == 2 and "5000 + 8 generated: 5008 tokens exceed the" in result.err
     assert not [entry for entry in fake.log if entry[0] == "generate"]
     assert not Path("matrix.jsonl").exists()

@@ -58,7 +58,9 @@ def test_acceptance_is_conditional_on_the_drafts_before() -> None:
     ]
     first, second = conditional(samples)
     assert first is not None and second is not None
-    assert first[0] == 15 / 21 and first[1] < first[0] < first[2]
+    rate, low, high = first
+    assert low is not None and high is not None
+    assert rate == 15 / 21 and low < rate < high
     assert second[0] == 7 / 14
 
 
@@ -68,7 +70,12 @@ def test_the_interval_knows_that_prompts_differ() -> None:
     apart = [timed(1, 10, 1, 1, accepted=[10 * (n % 2)]) for n in range(8)]
     (same,), (other,) = conditional(alike), conditional(apart)
     assert same == (0.5, 0.5, 0.5)
-    assert other is not None and other[0] == 0.5 and other[1] < 0.3 and other[2] > 0.7
+    rate, low, high = other or (0, 0, 0)
+    assert rate == 0.5 and low is not None and low < 0.3 and high is not None and high > 0.7
+
+
+def test_one_prompt_has_no_interval() -> None:
+    assert conditional([timed(1, 10, 1, 1, accepted=[5])]) == [(0.5, None, None)]
 
 
 def test_positions_that_were_never_judged_have_no_rate() -> None:
@@ -110,7 +117,8 @@ def test_expected_speed_is_tokens_over_the_time_of_a_round() -> None:
     shown = acceptance_markdown(matrix())
     assert "| 2 | 0.50 | 1.50 | 2.00 | 62 | 1.50x | 0.75x | 1.12x |" in shown
     assert "verdict: at the costs measured here depth 1 is the best: 1.17x" in shown
-    assert "| as is | code | 1 | 4 | 100 (100-100) |" in shown
+    assert "| as is | code | 1 | 4 | 100 |" in shown
+    assert "Measured were depths 0, 2; other costs are on a line between them." in shown
 
 
 def test_a_head_that_never_drafts_well_is_called_broken() -> None:
