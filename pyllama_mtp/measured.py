@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,21 +27,33 @@ Value = TypeVar("Value")
 #: Changes with the meaning of what is kept. And the most files: the oldest make way.
 _FORMAT, MOST_FILES = 1, 200
 
+#: Environment variables that ggml, its backends and OpenMP read.
+VARIABLES = ("GGML_", "GOMP_", "OMP_", "KMP_", "CUDA_")
+
+
+def _describe(file: Path) -> tuple[str, int, int]:
+    """A file by its path, size and time; 0 and 0: it is gone."""
+    with suppress(OSError):
+        stat = file.stat()
+        return str(file.resolve()), stat.st_size, stat.st_mtime_ns
+    return str(file), 0, 0
+
 
 class Measured:
     """The file of one figure, or some, for a context as it is."""
 
     def __init__(self, context: Context, *more: object) -> None:
-        """The file's name is a hash of all that the figures depend on: the model's file by name,
-        size and time, how it is loaded, the context's options but its length, the library, the
-        machine, and `more`."""
-        model, options = context.model, context.options
-        file = [str(model.path.resolve())]
-        with suppress(OSError):
-            stat = model.path.stat()
-            file += [str(stat.st_size), str(stat.st_mtime_ns)]
+        """The file's name is a hash of all that the figures depend on: the files of model and head
+        by name, size and time, how they are loaded, the context's options but its length, the
+        library with its switches and variables, the machine, the devices, and `more`."""
+        model, options, library = context.model, context.options, context.library
+        files = [_describe(Path(file)) for file in (model.path, model.info.head) if file]
         same = replace(options, n_ctx=0, n_batch=0, n_outputs_max=0, trace=False, times=None)
-        key = _FORMAT, file, model.options, same, context.library.stamp, describe_machine(), more
+        variables = sorted(item for item in os.environ.items() if item[0].startswith(VARIABLES))
+        native = library.stamp, sorted(library.switches.items()), variables
+        text, description = library.text, library.lib.ggml_backend_dev_description
+        devices = [text(description(device)) for device in model.used_devices]
+        key = _FORMAT, files, model.options, same, native, describe_machine(devices), more
         self._name = hashlib.sha256(repr(key).encode()).hexdigest()[:32] + ".json"
 
     @property

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class Library:
         folder: of its libllama; the ggml libraries lie there too, or one level up.
         stamp: variant, upstream_commit, series (sha256 of its patches), cpu_features, compiler,
             cuda.
+        switches: those that were set, see below.
     """
 
     variant: str
@@ -81,6 +82,7 @@ class Library:
     stamp: dict[str, Any]
     ffi: Any
     lib: Any
+    switches: dict[bytes, bool] = field(default_factory=dict)
 
     def devices(self) -> list[Device]:
         """All devices of all loaded backends, in ggml's order."""
@@ -145,6 +147,7 @@ class Library:
         return self._set_switch(b"large_batch", value)
 
     def _set_switch(self, name: bytes, value: bool) -> bool:
+        self.switches[name] = value
         return bool(self.lib.pyllama_set_cpu_switch(name, value))
 
     def few_columns(self, ggml_type: int) -> bool:

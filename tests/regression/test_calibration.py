@@ -10,6 +10,7 @@ import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, calibration
 from pyllama_mtp.drafting.depth import Costs
+from pyllama_mtp.llama import native
 from pyllama_mtp.measure.text import telemetry_lines
 
 from .support import cached, engine_of, greedy, settings
@@ -67,6 +68,29 @@ def test_measured_once(demo: Model, folder: Path, monkeypatch: pytest.MonkeyPatc
         before = len(files(folder))
         with Session(demo, dataclasses.replace(AUTO, **other)):  # type: ignore[arg-type]
             assert len(files(folder)) == before + 1, other
+
+
+def test_what_changes_the_library_s_speed_is_measured_anew(
+    demo: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Switches and variables, which `matrix --variants` compares, and devices."""
+    library = native.load()
+    with Session(demo, AUTO):
+        assert len(files(folder)) == 1
+    library.set_direct_states(False)
+    try:
+        with Session(demo, AUTO):
+            assert len(files(folder)) == 2
+    finally:
+        library.set_direct_states(library.has_tap)
+        library.switches.clear()
+    monkeypatch.setenv("GOMP_SPINCOUNT", "17")
+    with Session(demo, AUTO):
+        assert len(files(folder)) == 3
+    cpu = library.handles("cpu")[:1]
+    monkeypatch.setattr(Model, "used_devices", property(lambda _: cpu))
+    with Session(demo, AUTO):
+        assert len(files(folder)) == 4
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"1": {"verify": [0, -1], "draft": [0]}}', b"[]"])
