@@ -7,6 +7,7 @@ import binascii
 import io
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +25,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_BYTES, MOST_PIXELS, LONGEST_SIDE = 64 << 20, 1 << 26, 1 << 14
 #: Encoders need something to look at, and their arithmetic is for sides of this ratio at most.
 MOST_RATIO = 200
+#: EXIF's number of the tag that tells how the camera was held.
+_ORIENTATION = 0x112
 _DATA_URL = re.compile(r"data:image/[\w.+-]+(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)
 
 
@@ -70,6 +73,15 @@ def pixels_of_url(url: str) -> Pixels:
     return _decoded(data, "")
 
 
+def free_at_once() -> None:
+    """Have PIL take memory in blocks of a size that the C library gives back to the system. Of its
+    usual, smaller ones each thread of a server would keep its largest image."""
+    with suppress(ImportError):
+        from PIL import Image
+
+        Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]
+
+
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
@@ -81,8 +93,7 @@ def _read(path: Path) -> bytes:
 
 def _decoded(data: Any, name: str) -> Pixels:
     """The pixels of a file's bytes, or of a PIL image; `name`, with a colon, is for errors."""
-    is_file = isinstance(data, bytes)
-    if is_file and len(data) > MOST_BYTES:
+    if isinstance(data, bytes) and len(data) > MOST_BYTES:
         raise UsageError(f"{name}the image has more than {MOST_BYTES >> 20} MiB; use a smaller one")
     try:
         from PIL import Image, UnidentifiedImageError
@@ -91,31 +102,27 @@ def _decoded(data: Any, name: str) -> Pixels:
             "image files need pillow: pip install 'pyllama-mtp[images]', or give an array"
         ) from None
     try:
-        if is_file:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                pixels = _rgb(image, name)
-        else:
-            pixels = _rgb(data, name)
-    except UsageError:
+        return _checked(_rgb(data, name))
+    except (UsageError, MemoryError):
         raise
     except Image.DecompressionBombError:
-        raise UsageError(f"{name}{_too_large()}") from None
+        why = _too_large()
     except UnidentifiedImageError:
-        raise UsageError(f"{name}not an image of the formats {', '.join(FORMATS)}") from None
-    except MemoryError:
-        raise
+        why = f"not an image of the formats {', '.join(FORMATS)}"
     except Exception as error:  # damaged files fail in many ways
-        raise UsageError(f"{name}the image is damaged: {error}") from None
-    return _checked(pixels)
+        why = f"the image is damaged: {error}"
+    raise UsageError(f"{name}{why}")
 
 
-def _rgb(image: Any, name: str) -> npt.NDArray[Any]:
-    """The pixels of a PIL image."""
+def _rgb(data: Any, name: str) -> npt.NDArray[Any]:
+    """The pixels of a file's bytes, or of a PIL image."""
     from PIL import Image, ImageOps
 
+    image = Image.open(io.BytesIO(data), formats=FORMATS) if isinstance(data, bytes) else data
     width, height = image.size
     _check_size(width, height, name)
-    image = ImageOps.exif_transpose(image)
+    if image.getexif().get(_ORIENTATION, 1) != 1:  # only then: it copies
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # of which PIL would cut off all above 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return np.asarray(image.convert("RGB"))

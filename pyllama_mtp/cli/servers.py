@@ -109,6 +109,7 @@ class Serve:
             raise UsageError(
                 f"{error}; the server needs more packages: pip install 'pyllama-mtp[serve]'"
             ) from None
+        from pyllama_mtp.imagefile import free_at_once
         from pyllama_mtp.llama import native
 
         key = args.api_key or os.environ.get(KEY_VARIABLE) or None
@@ -124,6 +125,7 @@ class Serve:
             generator = Generator(model, settings, args.n_sequences, args.max_queue)
             if vision:
                 generator.check_images()
+                free_at_once()
             limits = (generator.n_ctx, args.max_tokens)
             fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())
             name = args.name or model.name

@@ -349,11 +349,10 @@ class Vision(Owned):
 
 def _read(images: Sequence[ImageSource], read: Callable[[Any], Pixels]) -> list[Pixels]:
     """The pixels of a prompt's images. Raises UsageError: too many together."""
-    found, n_pixels = list[Pixels](), 0
+    found = list[Pixels]()
     for image in images:
         found.append(read(image))
-        n_pixels += found[-1].size // 3
-        if n_pixels > MOST_PIXELS:
+        if sum(pixels.size for pixels in found) > 3 * MOST_PIXELS:
             raise UsageError(
                 f"the images of a prompt may have {MOST_PIXELS / 1e6:.0f} million pixels together; "
                 "scale them down"

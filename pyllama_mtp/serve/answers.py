@@ -218,6 +218,8 @@ def _tools(body: Body) -> Tools | None:
 def tokenize(served: Served, body: TokenizeBody) -> list[int]:
     """Token ids of a text or a chat. Raises UsageError."""
     if body.messages:
+        if any(message.images for message in body.messages):
+            raise UsageError("tokens of images are not counted here; send the text only")
         messages = [message.to_template() for message in body.messages]
         return served.chat.prompt(served.model, messages)
     return served.model.tokenize(body.content or "", body.add_special, body.parse_special)

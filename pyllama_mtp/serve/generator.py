@@ -339,7 +339,13 @@ class Metrics(Collector):
         rounds = "Verification passes, added up over the sequences."
         for name, text, value in (
             ("prompt_tokens", "Tokens of prompts.", total.n_prompt),
-            ("prompt_tokens_cached", "Of these, not processed again.", total.n_cached),
+            ("image_tokens", "Of these, rows of images.", total.n_image_tokens),
+            ("image_encode_seconds", "Time spent on images before prompts.", total.encode_s),
+            (
+                "prompt_tokens_cached",
+                "Of prompts, not processed again.",
+                total.n_cached,
+            ),
             ("generated_tokens", "Tokens generated.", total.n_generated),
             ("prefill_seconds", "Time spent on prompts.", total.prefill_s),
             ("decode_seconds", "Time spent on rounds.", total.decode_s),

@@ -18,6 +18,7 @@ from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
+from ..processes import RunPython
 from .support import N_UBATCH, engine_of, made_up
 from .twocontexts import context, none, one_sequence, state, trunk
 
@@ -196,6 +197,32 @@ def test_too_much_is_refused_before_it_is_encoded(
         monkeypatch.setattr("pyllama_mtp.llama.vision.MOST_PIXELS", 2 * large.size // 3)
         with pytest.raises(UsageError, match="pixels together"):
             session.generate(HERE * 3, images=[large] * 3)
+
+
+def test_close_waits_for_an_encoding(run_python: RunPython) -> None:
+    done = run_python("""
+import tempfile, threading, time
+from pathlib import Path
+import numpy as np
+from pyllama_mtp import Model
+from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
+from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
+with Model(demo_path()) as model, tempfile.TemporaryDirectory() as folder:
+    vision = Vision(model, write_synthetic_mmproj(Path(folder, "mm.gguf"), model.n_embd_inp))
+    began, found = threading.Event(), []
+    def work():
+        began.set()
+        found.append(vision.prompt(IMAGE_MARKER, [np.zeros((1500, 1500, 3), np.uint8)]))
+    thread = threading.Thread(target=work)
+    thread.start()
+    began.wait()
+    time.sleep(0.2)
+    vision.close()
+    thread.join()
+    print(len(found[0].images))
+""")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 def test_kept_images_take_so_many_bytes(

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import openai
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session, Settings
-from pyllama_mtp.llama.vision import Vision
+from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
 from .conftest import Running, Start
@@ -59,6 +60,17 @@ def test_clients_send_images_at_once(start: Start, demo: Model, vision: Vision) 
             for seed in (0, 1)
         ]
     assert found == wanted * 5
+
+
+def test_figures_of_images(start: Start, vision: Vision) -> None:
+    server = start(vision=vision)
+    server.answer(question(url(7)), max_tokens=4)
+    said = httpx.get(f"{server.url}/metrics").text
+    n = vision.prompt(IMAGE_MARKER, [url(7)]).images[0].image.n_tokens
+    assert f"pyllama_mtp_image_tokens_total {n}.0" in said
+    assert "pyllama_mtp_image_encode_seconds_total 0.0\n" not in said
+    counted = server.post("/tokenize", {"messages": question(url(7))})
+    assert counted.status_code == 400 and "not counted" in counted.text
 
 
 def test_what_is_refused(start: Start, vision: Vision, tmp_path: Path) -> None:

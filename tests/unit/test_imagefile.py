@@ -14,6 +14,8 @@ import pytest
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.imagefile import FORMATS, MOST_BYTES, Pixels, pixels_of, pixels_of_url
 
+from ..processes import RunPython
+
 Image = pytest.importorskip("PIL.Image")
 
 
@@ -72,6 +74,35 @@ def test_pil_images_are_as_files(pixels: Pixels) -> None:
         pixels_of(Image.open(io.BytesIO(data[:-20])))
     with pytest.raises(UsageError, match="cannot be read"):
         pixels_of("a\0b")
+
+
+def test_threads_keep_no_images(run_python: RunPython) -> None:
+    """A server has many threads, and any of them may read a large image."""
+    done = run_python("""
+import io, threading
+import numpy as np
+from PIL import Image
+from pyllama_mtp.imagefile import free_at_once, pixels_of
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+free_at_once()
+out = io.BytesIO()
+Image.new("1", (8000, 8000)).save(out, "PNG")
+data, end, before = out.getvalue(), threading.Event(), resident()
+def work(done):
+    pixels_of(data)
+    done.set()
+    end.wait()
+threads = []
+for _ in range(4):
+    done = threading.Event()
+    threads.append(threading.Thread(target=work, args=(done,)))
+    threads[-1].start()
+    done.wait()
+print((resident() - before) // 8000**2)
+end.set()
+""")
+    assert done.returncode == 0 and int(done.stdout) < 4, (done.stdout, done.stderr)
 
 
 def bomb(width: int, height: int) -> bytes:
