@@ -514,17 +514,21 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
 def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
     """Tell the user which repeats the time budget left out, by prompt size."""
     from pyllama_mtp.measure.plan import duration
+    from pyllama_mtp.measure.text import size_name
 
     if not matrix.dropped or request.budget_s is None:
         return
-    several = len(matrix.plan.classes) > 1
+    plan, several = matrix.plan, len(matrix.plan.classes) > 1
     parts = [
-        f"{size}{f' {prompt_class}' if several else ''} ({n} of {matrix.plan.repeat} repeats)"
+        f"{size_name(size)}{f' {prompt_class}' if several else ''} "
+        f"({n} of {plan.repeats_of(size, prompt_class)} repeats)"
         for (size, prompt_class), n in Counter(group.kind for group in matrix.dropped).items()
     ]
+    # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
+    resumes = request.output and not plan.stop_at_end
     say(
         f"left out for the budget of {duration(request.budget_s)}: prompt {', '.join(parts)}; "
-        "--resume with more time measures them"
+        f"{'--resume with more time' if resumes else 'more time'} measures them"
     )
 
 

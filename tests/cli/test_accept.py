@@ -65,6 +65,12 @@ def test_a_whole_run_is_written_and_shown_again(program: Program, tmp_path: Path
     assert again.stdout.decode() == out
 
 
+def test_says_what_the_budget_left_out(program: Program) -> None:
+    done = program(*QUICK, "--classes", "code", "--prompts-per-class", "3", "--budget", ".01s")
+    said = done.stderr.decode()
+    assert "prompt as is (2 of 3 repeats); more time measures them" in said
+
+
 def test_reads_any_matrix(program: Program) -> None:
     """Of text to continue, too, whose acceptance the matrix itself shows in its table only."""
     plan = ("--depths", "0,2", "-p", "64", "-n", "16", "--repeat", "2", "--output", "m.jsonl")
