@@ -108,7 +108,8 @@ def measure(section: Section, args: argparse.Namespace, folder: Path, end: float
         words = command(section, model, args, records)
         words += ["--budget", f"{max(1, int(left_s))}s"] if left_s < math.inf else []
         print(f"publish: pyllama-mtp matrix {shlex.join(words)}", file=sys.stderr, flush=True)
-        done = subprocess.run([sys.executable, "-m", "pyllama_mtp", "matrix", *words])
+        # Elsewhere than in a checkout, whose sources are not built.
+        done = subprocess.run([sys.executable, "-m", "pyllama_mtp", "matrix", *words], cwd=folder)
         failed |= done.returncode != 0
     missing = [model for model in models if missing_samples(records, model) != 0]
     if records.exists():

@@ -63,7 +63,7 @@ class Measured:
 
     def load(self, kind: type[Value] | Any) -> Value | None:
         """What was stored, of this type; None: nothing that can be read."""
-        with suppress(OSError, msgspec.DecodeError, PyllamaMtpError):
+        with suppress(OSError, msgspec.DecodeError, RecursionError, PyllamaMtpError):
             value: Value = msgspec.json.decode(self.path.read_bytes(), type=kind)
             return value
         return None

@@ -74,9 +74,8 @@ class Resolved:
 
     @property
     def measured_counts(self) -> list[int]:
-        """Numbers of sequences whose rounds are measured for "auto": powers of two, and all."""
-        n = self.n_sequences
-        return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
+        """Numbers of sequences whose rounds are measured for "auto": a few, and all."""
+        return [*(n for n in (1, 2, 4, 8) if n < self.n_sequences), self.n_sequences]
 
     @property
     def n_snapshots(self) -> int:

@@ -4,6 +4,7 @@ the model opened as they say."""
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import Kind, described
 from pyllama_mtp.cli import PROGRAM, parsing, progress
-from pyllama_mtp.errors import NoMtpHeadError, UnsupportedArchitectureError, UsageError
+from pyllama_mtp.errors import (
+    NoMtpHeadError,
+    PyllamaMtpError,
+    UnsupportedArchitectureError,
+    UsageError,
+)
 from pyllama_mtp.llama.modeloptions import ModelOptions
 from pyllama_mtp.measure.plan import SWITCHES
 from pyllama_mtp.settings import RopeScaling, Sampling, Settings
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
     from pyllama_mtp.chats.options import ChatOptions
     from pyllama_mtp.grammar import Grammar
     from pyllama_mtp.llama.vision import Vision
+
+log = logging.getLogger(__name__)
 
 #: Help of --n-ctx where the default depends on prompt and memory.
 USUAL_N_CTX = (
@@ -338,7 +346,8 @@ def add_vision_option(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def open_vision(args: argparse.Namespace, model: Model, wanted: bool) -> Iterator[Vision | None]:
-    """The image encoder of --mmproj, or the one beside the model.
+    """The image encoder of --mmproj, or the one beside the model; None: there is none, or one that
+    nobody asked for cannot be used.
 
     Raises:
         UsageError: it is `wanted`, and there is none.
@@ -348,9 +357,16 @@ def open_vision(args: argparse.Namespace, model: Model, wanted: bool) -> Iterato
 
     path = find_mmproj(model.path) if args.mmproj is None else args.mmproj
     if path and path != "none":
-        with Vision(model, path, n_threads=args.n_threads) as found:
-            yield found
-        return
+        try:
+            vision = Vision(model, path, n_threads=args.n_threads)
+        except PyllamaMtpError as error:
+            if wanted or args.mmproj is not None:
+                raise
+            log.warning("prompts cannot have images: %s", error)
+        else:
+            with vision:
+                yield vision
+            return
     if wanted:
         raise UsageError(
             f"images need the model's image encoder, and {model.path.parent} has no single "

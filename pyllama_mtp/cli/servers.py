@@ -124,7 +124,13 @@ class Serve:
         ):
             generator = Generator(model, settings, args.n_sequences, args.max_queue)
             if vision:
-                generator.check_images()
+                try:
+                    generator.check_images()
+                except UsageError as error:
+                    if args.mmproj is not None:
+                        raise
+                    log.warning("prompts cannot have images: %s", error)
+                    vision = None
                 free_at_once()
             limits = (generator.n_ctx, args.max_tokens)
             fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())

@@ -78,7 +78,7 @@ def test_quantize(program: Program, tmp_path: Path, llama: str) -> None:
         ("serve", "--draft-n-max", "2", "-m", "MODEL", "--port", "0"),
         ("accept", "-m", "MODEL"),
         ("tune", "-m", "MODEL"),
-        ("draft-vocab", "-m", "MODEL"),
+        ("draft-vocab", "-m", "MODEL", "--text", "MODEL"),
         ("head", "extract", "MODEL", "-o", "x.gguf"),
         ("head", "drop", "MODEL", "-o", "x.gguf"),
         ("quantize", "MODEL", "x.gguf", "--type", "q4_k_m", "--head-type", "q8_0"),

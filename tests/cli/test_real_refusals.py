@@ -57,7 +57,7 @@ def test_a_damaged_model(
     [
         ("generate --model none.gguf x", "no such model file"),
         ("generate --prompt-file long.txt", "and the context"),
-        ("tune --prompt-size 100000", "the model was trained for 4096"),
+        ("tune --prompt-size 100000", "exceed the model's context, 4096"),
         ("generate --n-ctx 2000000000 x", "available"),
         ("generate --lib upstream --sync kv x", "prompt_sync 'kv' is not in upstream's library"),
         ("generate --lib empty x", "empty"),

@@ -17,7 +17,7 @@ from ..processes import start
 
 SIZES, DEPTHS, REPEAT = (32, 96), (0, 1, 3), 20
 COMMAND = (
-    *("matrix", "--resume", "--output", "m.jsonl"),
+    *("matrix", "--output", "m.jsonl"),
     *("--prompt-sizes", ",".join(map(str, SIZES)), "--depths", ",".join(map(str, DEPTHS))),
     *("--repeat", str(REPEAT), "--max-tokens", "48", "--threads", "1"),
 )
@@ -40,7 +40,8 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     kept: list[bytes] = []
     kills = 0
     while kills < KILLS:
-        process = start(*COMMAND, cwd=tmp_path, stdout=subprocess.DEVNULL)
+        resume = ["--resume"] * path.exists()
+        process = start(*COMMAND, *resume, cwd=tmp_path, stdout=subprocess.DEVNULL)
         assert process.stderr
         before = len(kept)
         # Random moments of measuring, not of starting Python.
@@ -65,7 +66,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         assert new >= reported(said), "a sample that was reported must be in the file"
     assert len(kept) - 1 < len(SIZES) * len(DEPTHS) * REPEAT, "nothing would be left to resume"
 
-    process = start(*COMMAND, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    process = start(*COMMAND, "--resume", cwd=tmp_path, stdout=subprocess.DEVNULL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said.decode()
     assert whole_lines(path)[: len(kept)] == kept

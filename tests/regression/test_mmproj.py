@@ -57,7 +57,7 @@ def mmproj(demo: Model, tmp_path: Path) -> Path:
 
 def mutated(kind: str, model: Path, path: Path, times: int) -> int:
     command = [sys.executable, "-c", MUTATE, kind, str(model), str(path), str(times)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=path.parent)
     assert done.returncode == 0, done.stderr[-2000:]
     return int(done.stdout.splitlines()[-1])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import shutil
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,8 @@ import openai
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session, Settings
+from pyllama_mtp.cli import options
+from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
@@ -91,3 +95,14 @@ def test_what_is_refused(start: Start, vision: Vision, tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError, match=reason):
             served.answer(messages, max_tokens=4)
     assert server.text("a", 4), "the server goes on"
+
+
+def test_an_encoder_that_only_lies_there_stops_nothing(demo_file: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "mmproj.gguf"
+    damaged.write_bytes(b"GGUF")
+    with Model(shutil.copy(demo_file, tmp_path)) as model:
+        with options.open_vision(Namespace(mmproj=None, n_threads=1), model, False) as vision:
+            assert vision is None
+        named = options.open_vision(Namespace(mmproj=damaged, n_threads=1), model, False)
+        with pytest.raises(PyllamaMtpError), named:
+            pass
