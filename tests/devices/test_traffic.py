@@ -28,9 +28,9 @@ def run(library: Path, script: str, *arguments: object) -> str:
 
 #: Settings, and what drafting and verifying then take: graphs, uploads, downloads, waits.
 ROUNDS: list[tuple[dict[str, object], tuple[int, ...], tuple[int, ...]]] = [
-    ({}, (1, 3, 1, 1), (1, 5, 1, 1)),
-    ({"p_min": 0.01}, (1, 3, 2, 1), (1, 5, 1, 1)),
-    ({"draft_n_max": 0}, (0, 0, 0, 0), (1, 5, 1, 1)),
+    ({}, (1, 3, 1, 1), (1, 6, 1, 1)),
+    ({"p_min": 0.01}, (1, 3, 2, 1), (1, 6, 1, 1)),
+    ({"draft_n_max": 0}, (0, 0, 0, 0), (1, 6, 1, 1)),
 ]
 
 

@@ -96,11 +96,6 @@ CASES = (
         "test-recurrent-state-rollback, demo model",
         "test-recurrent-state-rollback",
         "-m {demo} -t {threads}",
-        fails_because="the test takes back every token of a decode call, and llama.cpp then "
-        "restores a state which that call has not written (ggml-org/llama.cpp issue 26695). With "
-        "one token more in the call, nothing differs by a bit. The models of every architecture "
-        "have random weights; with those the error stays below the test's tolerance.",
-        fails_with="multi-seq split replay logits mismatch",
     ),
     Case(
         f"test-save-load-state, {MODELS}",
@@ -122,14 +117,24 @@ CASES = (
         "--model {demo} --device cpu",
         CHECKS,
         fails_because="its part cpu_mixed decodes token 3834, and the demo model has 2048; the "
-        "program stops there. The part after it is the next line.",
+        "program stops there. The parts after it are the next lines.",
         fails_with="failed to add token 3834",
     ),
-    Case(
-        "test-backend-sampler, top_p, demo model",
-        "test-backend-sampler",
-        "--model {demo} --device cpu --test top_p",
-        CHECKS,
+    *(
+        Case(
+            f"test-backend-sampler, {part}, demo model",
+            "test-backend-sampler",
+            f"--model {{demo}} --device cpu --test test_{part}",
+            CHECKS,
+        )
+        for part in (
+            "set_sampler",
+            "multi_output_limit",
+            "multi_output_multi_sequence_dist",
+            "multi_output_dist_transaction",
+            "multi_output_sampling_chain",
+            "multi_output_cpu_suffix",
+        )
     ),
     Case(
         "test-thread-safety, demo model",
