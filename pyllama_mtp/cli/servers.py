@@ -28,8 +28,8 @@ class Serve:
 
     Tools work as in OpenAI's API. Answers follow response_format (OpenAI's), or
     json_schema or grammar (GBNF; llama-server's). echo, suffix, best_of and
-    content other than text and images are refused by name. /v1/models has the model's name for
-    clients.
+    content other than text and images are refused by name. /v1/models has the
+    model's name for clients.
 
     examples:
       pyllama-mtp serve
