@@ -107,6 +107,26 @@ def replacing(path: str | os.PathLike[str], name: str = "") -> Iterator[BinaryIO
             part.unlink()
 
 
+@contextmanager
+def complete(target: Path) -> Iterator[Path]:
+    """A path to write to, ``TARGET.<pid>.part``, which becomes `target` when the block has ended.
+
+    For writers that want a path; see :func:`replacing` for those that want a file. Whatever ends
+    the block early, Ctrl-C included, removes it.
+
+    Raises:
+        DiskFullError, UsageError: see :func:`write_error`.
+    """
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(target)
+    except OSError as error:
+        raise write_error(error, target) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def append(file: int, data: bytes, path: str | os.PathLike[str]) -> None:
     """Append `data`, whole lines, to an open file and bring it to the disk; all or nothing.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from gguf import GGUFWriter
 
 from ..errors import ModelFileError, UsageError
-from ..files import check_target, write_error
+from ..files import check_target, complete
 from .ggufinfo import read_gguf
 from .modelinfo import GGUFInfo
 
@@ -255,24 +256,14 @@ def write_synthetic_mmproj(
     if wrong := tower.problems():
         raise UsageError(f"no such image encoder: {'; '.join(wrong)}")
     check_target(target, force)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        writer = GGUFWriter(part, "clip")
-        try:
-            _add_parameters(writer, tower)
-            rng = np.random.default_rng(seed)
-            for name, shape in tower.tensors().items():
-                writer.add_tensor(name, _drawn(rng, name, shape))
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-        finally:
-            writer.close()
-        part.replace(target)
-    except OSError as error:
-        raise write_error(error, target) from error
-    finally:
-        part.unlink(missing_ok=True)
+    with complete(target) as part, closing(GGUFWriter(part, "clip")) as writer:
+        _add_parameters(writer, tower)
+        rng = np.random.default_rng(seed)
+        for name, shape in tower.tensors().items():
+            writer.add_tensor(name, _drawn(rng, name, shape))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
     return target
 
 

@@ -25,7 +25,7 @@ from typing import IO, Any
 from gguf import LlamaFileType
 
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
-from pyllama_mtp.files import check_room, check_target, write_error
+from pyllama_mtp.files import check_room, check_target, complete
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES, read_header
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
@@ -105,24 +105,19 @@ def quantize_model(
     _check_requantizing(info, types, requantize)
     needed = sum(stored_bytes(t.shape, types[t.name]) for t in info.tensors)
     check_room(target, needed)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    request = {**_request(info, file_type, head_type), "target": os.fspath(part)}
-    request |= {"requantize": requantize, "n_threads": n_threads}
-    try:
-        _write(info, request, progress)
-        read_header(part)  # which is as long as its tensors say
-        part.replace(target)
-    except OSError as error:
-        raise write_error(error, target) from error
-    except PyllamaMtpError as error:
-        if "iostream" in str(error):  # all that the library says of a failed write
-            raise DiskFullError(
-                f"writing {target} ({needed / 1e9:.2f} GB) failed: no space, a quota or a size "
-                "limit; the partial file was removed"
-            ) from error
-        raise
-    finally:
-        part.unlink(missing_ok=True)
+    with complete(target) as part:
+        request = {**_request(info, file_type, head_type), "target": os.fspath(part)}
+        request |= {"requantize": requantize, "n_threads": n_threads}
+        try:
+            _write(info, request, progress)
+            read_header(part)  # which is as long as its tensors say
+        except PyllamaMtpError as error:
+            if "iostream" in str(error):  # all that the library says of a failed write
+                raise DiskFullError(
+                    f"writing {target} ({needed / 1e9:.2f} GB) failed: no space, a quota or a size "
+                    "limit; the partial file was removed"
+                ) from error
+            raise
     return target
 
 

@@ -52,7 +52,7 @@ from gguf import GGUF_DEFAULT_ALIGNMENT as ALIGNMENT
 from gguf import GGUFWriter
 
 from pyllama_mtp.errors import ModelFileError, UsageError
-from pyllama_mtp.files import cache_folder, check_room, check_target, write_error
+from pyllama_mtp.files import cache_folder, check_room, check_target, complete
 from pyllama_mtp.models.draftvocab import CONTROL, NORMAL, UNUSED, byte_alphabet
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.quantize import (
@@ -172,8 +172,7 @@ def write_synthetic(
     specs = model_tensors(shape)
     if uniform:
         _check_rows(specs, tensor_type)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
+    with complete(target) as part:
         types = _types(specs, tensor_type if uniform else "f16")
         if not uniform:
             _write_header(part, shape, specs, types, "f16", seed, head_noise)
@@ -191,11 +190,6 @@ def write_synthetic(
             data = (tensor_chunks(spec, types[spec.name], seed, draw) for spec, draw in drawn)
             with part.open("ab") as file:
                 file.writelines(padded_data(data, ALIGNMENT, n_bytes, progress))
-        part.replace(target)
-    except OSError as exc:
-        raise write_error(exc, target) from exc
-    finally:
-        part.unlink(missing_ok=True)
     return target
 
 
