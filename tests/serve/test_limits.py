@@ -210,7 +210,8 @@ def test_metrics(start: Start) -> None:
 def test_a_client_that_dies_while_it_uploads_is_one_line(
     shared: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    # Named, because a command that ran in this process before leaves a level of its own.
+    caplog.set_level(logging.INFO, logger="pyllama_mtp.serve.requests")
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", shared.port)) as client:
         client.sendall(f"{head}Content-Length: 1000\r\n\r\n".encode() + b'{"prompt": ')
