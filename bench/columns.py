@@ -62,7 +62,7 @@ class Products:
         self.now, self.library, self.ggml = now, native.load(), Ggml()
         (m, k), kind, g = shape, int(GGMLQuantizationType[name]), self.ggml
         g.ffi.cdef(DECLARATIONS)
-        self.library.set_small_batch(now)
+        self.library.set_cpu_switch("small_batch", now)
         self.backend = g.ggml_backend_cpu_init()
         stack.callback(g.ggml_backend_free, self.backend)
         g.ggml_backend_cpu_set_n_threads(self.backend, n_threads)
@@ -112,7 +112,7 @@ class Products:
 
     def seconds(self, n: int) -> float:
         """The time of one product with `n` columns."""
-        self.library.set_small_batch(self.now)
+        self.library.set_cpu_switch("small_batch", self.now)
         start = time.perf_counter()
         self.ggml.ggml_backend_graph_compute(self.backend, self.graphs[n])
         return time.perf_counter() - start
@@ -175,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
             found[name] = measure(name, args)
             print("\n".join(table({name: found[name]})[2:]), flush=True)
     finally:
-        native.load().set_small_batch(True)
+        native.load().set_cpu_switch("small_batch", True)
     if args.dry_run:
         return 0
     result: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import ipaddress
 import logging
 import os
@@ -11,6 +10,7 @@ import signal
 import sys
 import time
 
+from pyllama_mtp.child import end_with_parent
 from pyllama_mtp.cli import FAILED, INTERRUPTED, PROGRAM, options, parsing
 from pyllama_mtp.errors import UsageError
 
@@ -207,7 +207,7 @@ class RpcWorker:
             reader, writer = os.pipe()
             pid = os.fork()
             if pid == 0:
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ends with its parent
+                end_with_parent()
                 os.close(reader)
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 _serve(args, port, writer, quiet=bool(address))
@@ -229,7 +229,6 @@ log = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Seconds before a process that died is started again.
 PAUSE_S = 0.2
-_PR_SET_PDEATHSIG = 1
 
 
 def _ended(pid: int) -> int:

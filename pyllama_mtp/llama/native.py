@@ -54,6 +54,18 @@ class Pending(threading.local):
 pending = Pending()
 
 
+#: Switches for patches of the CPU backend.
+CPU_SWITCHES = {
+    "small_batch": "products of few columns, and of experts of few rows, read each weight once; "
+    "weights of a model that is loaded while this is off are repacked, as upstream does",
+    "large_batch": "a prompt's products go through one kernel for all types (not where small_batch "
+    "is off), its delta nets and convolutions are computed in tiles; results differ by rounding",
+    "direct_states": "recurrent layers write their new states where they are kept; same results",
+    "few_rows_attention": "flash attention of 1 to 8 rows reads K and V once for all rows and "
+    "heads; results differ by rounding",
+}
+
+
 @dataclass(frozen=True)
 class Device:
     """A ggml device. `kind` is "cpu", "gpu", "igpu" or "accel"; `free` and `total` are bytes."""
@@ -74,7 +86,7 @@ class Library:
         folder: of its libllama; the ggml libraries lie there too, or one level up.
         stamp: variant, upstream_commit, series (sha256 of its patches), cpu_features, compiler,
             cuda.
-        switches: those that were set, see below.
+        switches: those that were set, see :meth:`set_cpu_switch`.
     """
 
     variant: str
@@ -82,7 +94,7 @@ class Library:
     stamp: dict[str, Any]
     ffi: Any
     lib: Any
-    switches: dict[bytes, bool] = field(default_factory=dict)
+    switches: dict[str, bool] = field(default_factory=dict)
 
     def devices(self) -> list[Device]:
         """All devices of all loaded backends, in ggml's order."""
@@ -123,32 +135,17 @@ class Library:
         """Whether the library has the functions of our patches; upstream's variant has not."""
         return self.variant != "upstream"
 
-    # Switches of the process for patches of the CPU backend: on in the patched variant, off in
-    # upstream's. Not while anything computes. Each says whether a loaded CPU backend has it.
+    def set_cpu_switch(self, name: str, on: bool) -> bool:
+        """Turn patches of the CPU backend on or off, for the whole process, while nothing computes.
 
-    def set_small_batch(self, value: bool) -> bool:
-        """Products of few columns, and of experts of few rows, read each weight once. Weights
-        of a model that is loaded while this is off are repacked, as upstream does."""
-        return self._set_switch(b"small_batch", value)
+        All are on in the patched variant, and off in upstream's. False: no loaded CPU backend has
+        the switch.
 
-    def set_few_rows_attention(self, value: bool) -> bool:
-        """Flash attention of 1 to 8 rows reads K and V once for all rows and heads.
-        The results differ by rounding."""
-        return self._set_switch(b"few_rows_attention", value)
-
-    def set_direct_states(self, value: bool) -> bool:
-        """Recurrent layers write their new states where they are kept. Same results."""
-        return self._set_switch(b"direct_states", value)
-
-    def set_large_batch(self, value: bool) -> bool:
-        """A prompt's products go through one kernel for all types (not where small_batch
-        is off), its delta nets and convolutions are computed in tiles. The results differ by
-        rounding."""
-        return self._set_switch(b"large_batch", value)
-
-    def _set_switch(self, name: bytes, value: bool) -> bool:
-        self.switches[name] = value
-        return bool(self.lib.pyllama_set_cpu_switch(name, value))
+        Args:
+            name: a key of :data:`CPU_SWITCHES`, which says what each does.
+        """
+        self.switches[name] = on
+        return bool(self.lib.pyllama_set_cpu_switch(name.encode(), on))
 
     def few_columns(self, ggml_type: int) -> bool:
         """Whether products of a matrix of this type (its number in ggml) with a few columns read

@@ -2,25 +2,23 @@
 
 Files of some architectures are checked in depth before the native code sees them. Of other files
 only the header is checked, and upstream's loader, tokenizer and graphs may fail on the rest. So a
-child process (:func:`serve`) loads the file, reads its vocabulary, and decodes a
-few tokens. A child that crashes or hangs is an error here. The file stays in the system's cache.
+child process (:func:`serve`) loads the file, reads its vocabulary, and decodes a few tokens. A
+child that crashes or hangs is an error here. The file stays in the system's cache.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import errors
+from .. import child, errors
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, PyllamaMtpError
-from ..models.memory import available_memory
+from ..machine import available_memory
 from . import native
 
 if TYPE_CHECKING:
@@ -30,16 +28,9 @@ if TYPE_CHECKING:
 LEAST_S, BYTES_PER_S = 120.0, 20e6
 #: Characters of the child's last words that are quoted.
 _SAID = 400
-_CHILD = (
-    "import sys; sys.path[:] = filter(None, sys.path); import json; "  # not what lies here
-    "request = json.load(sys.stdin); sys.path[:] = request['sys_path']; "
-    "from pyllama_mtp.llama import trial; trial.serve(request)"
-)
-
 #: Tokens of the prompt, in graphs of 16. Only one row of the last graph is wanted, which graphs of
 #: cogvlm ignore.
 N_TOKENS = 40
-_PR_SET_PDEATHSIG = 1
 
 #: What has passed; see :func:`_identity`.
 _passed: set[tuple[Any, ...]] = set()
@@ -67,7 +58,6 @@ def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
     if is_child or (*key, False) in _passed or (*key, no_alloc) in _passed:
         return
     request = {
-        "sys_path": sys.path,
         "library": str(native.load().folder),
         "path": info.path,
         "arguments": {"mtp": mtp, "head": info.head or "none", "no_alloc": no_alloc},
@@ -75,8 +65,8 @@ def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
     with tempfile.TemporaryFile() as said:
         try:
             done = subprocess.run(
-                [sys.executable, "-c", _CHILD],
-                input=json.dumps(request).encode(),
+                child.command(f"{__name__}:serve", request),
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=said,
                 timeout=LEAST_S + info.size / BYTES_PER_S,
@@ -88,9 +78,9 @@ def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
         except OSError as reason:
             raise LibraryError(f"no process can be started to try {info.path}: {reason}") from None
         said.seek(0)
-        lines = said.read().decode(errors="replace").strip().splitlines()
+        lines = said.read().decode(errors="replace").splitlines()
     if code != 0:
-        words = "; ".join(dict.fromkeys(lines))[-_SAID:] or "it said nothing"
+        words = child.last_words("; ".join(dict.fromkeys(lines)), _SAID)
         raise ModelFileError(
             f"{info.path}: the process that tried to load it {_how_it_ended(code)}: "
             f"{words}. The file is damaged, or not for this llama.cpp",
@@ -134,7 +124,6 @@ def serve(request: dict[str, Any]) -> None:
     """Try the file of the request; write a JSON object, with the error if any, to stdout."""
     global is_child
     is_child = True
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     failure = {}
@@ -149,9 +138,7 @@ def serve(request: dict[str, Any]) -> None:
 
 def _use(path: str, arguments: dict[str, Any]) -> None:
     """Load the model, read its vocabulary, and decode tokens from all over it, as a session."""
-    from ..session import Session
-    from ..settings import Settings
-    from .model import Model
+    from pyllama_mtp import Model, Session, Settings
 
     with Model(path, device="none", **arguments) as model:
         settings = Settings(n_ctx=256, n_batch=16, n_ubatch=16, draft_n_max=int(model.has_mtp))

@@ -27,10 +27,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 
+from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS
 from pyllama_mtp.measure.records import Build, Sample
-from pyllama_mtp.measure.runner import SideBySide, Task, end_with_parent, last_words
+from pyllama_mtp.measure.runner import SideBySide, Task
 from pyllama_mtp.settings import Settings
 
 

@@ -9,7 +9,6 @@ library has a process of its own, which waits at a pipe between two requests and
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,9 @@ from multiprocessing.connection import Connection
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from pyllama_mtp import errors
+from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
+from pyllama_mtp.llama.native import CPU_SWITCHES
 from pyllama_mtp.machine import waited_for_core
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, profile_prompt
 from pyllama_mtp.measure.records import Miss, Profile, Sample
@@ -254,21 +255,6 @@ def misses(pairs: Sequence[Pair], text: list[int], sample: Sample, model: Model)
 
 
 _CLOSING_S = 3.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-#: Switches of the CPU patches, for a whole process: `set_NAME` of :class:`.Library`.
-CPU_SWITCHES = ("small_batch", "large_batch", "direct_states", "few_rows_attention")
-
-
-def end_with_parent() -> None:
-    """Have the system end this process when the process that started it is killed."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def last_words(said: str) -> str:
-    """The end of a process's output, for a message."""
-    return said.strip()[-2000:] or "it said nothing"
 
 
 def split_library(text: str) -> tuple[str, dict[str, str]]:
@@ -300,7 +286,7 @@ def load_library(text: str) -> Library:
     os.environ.update(variables)
     library = native.load(name)
     for switch, value in switches.items():
-        if not getattr(library, f"set_{switch}")(value == "on"):
+        if not library.set_cpu_switch(switch, value == "on"):
             raise UsageError(f"the CPU backend of this library has no {switch}")
     return library
 

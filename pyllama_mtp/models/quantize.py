@@ -8,13 +8,10 @@ on one of its threads ends the process.
 
 from __future__ import annotations
 
-import ctypes
-import json
 import logging
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -24,6 +21,7 @@ from typing import IO, Any
 
 from gguf import LlamaFileType
 
+from pyllama_mtp import child
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import check_room, check_target, complete
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES, read_header
@@ -52,12 +50,6 @@ FLOATS = ("F32", "F16", "BF16")
 
 _SIZES = {name: (n_elements, n_bytes) for name, n_elements, n_bytes in TENSOR_TYPES.values()}
 _BUFFERS = 512 << 20  # bytes of rows that the library holds at once
-_PR_SET_PDEATHSIG = 1
-_SAID = 2000  # characters of last words
-_CHILD = (
-    "import json, sys; sys.path[:], request = map(json.loads, sys.argv[1:]); "
-    "from pyllama_mtp.models import quantize; sys.exit(quantize.serve(request))"
-)
 _TENSOR = re.compile(r"\[ *\d+/ *\d+\] (\S+) +- \[.*\], type = +(\w+),")
 _CHOSEN = re.compile(r"size = .*\((\w+)\)$")
 
@@ -232,9 +224,8 @@ def _library(request: dict[str, Any]) -> Generator[str, None, None]:
         UsageError: the library refused.
         PyllamaMtpError: its process ended in another way.
     """
-    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), json.dumps(request)]
     with subprocess.Popen(
-        command,
+        child.command(f"{__name__}:serve", request),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -250,7 +241,7 @@ def _library(request: dict[str, Any]) -> Generator[str, None, None]:
         except BaseException:
             process.kill()
             raise
-    words = "; ".join(said)[-_SAID:] or "it said nothing"
+    words = child.last_words("; ".join(said))
     if process.returncode == _REFUSED:
         raise UsageError(f"{request['source']} cannot be quantized: {words}")
     if process.returncode:
@@ -272,7 +263,6 @@ _REFUSED = 3
 
 def serve(request: dict[str, Any]) -> int:
     """Call the library in the new process; returns the exit code."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s\t%(message)s")
 
     from pyllama_mtp.llama import native

@@ -25,7 +25,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     started, run = list[Any](), subprocess.run
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        started.append(json.loads(options["input"])["arguments"])
+        started.append(json.loads(arguments[0][-1])["arguments"])
         return run(*arguments, **options)
 
     monkeypatch.setattr(trial.subprocess, "run", counted)

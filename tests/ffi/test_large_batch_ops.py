@@ -23,7 +23,7 @@ Doubles = npt.NDArray[np.float64]
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["on", "off"])
 def switched(kernels_on: None, request: pytest.FixtureRequest) -> None:
-    assert native.load().set_large_batch(request.param)
+    assert native.load().set_cpu_switch("large_batch", request.param)
 
 
 def tensor(ggml: Ggml, ctx: Any, values: Floats) -> Any:

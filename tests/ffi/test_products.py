@@ -30,9 +30,9 @@ MORE = {32: (9, 16, 17, 31, 32)}
 
 def upstream(ggml: Products, weights: bytes, m: int, columns: Floats, kind: int = Q8_0) -> Floats:
     """[n, m]: each column multiplied alone, as upstream does it."""
-    assert native.load().set_small_batch(False)
+    assert native.load().set_cpu_switch("small_batch", False)
     found = ggml.alone(weights, m, columns, kind)
-    native.load().set_small_batch(True)
+    native.load().set_cpu_switch("small_batch", True)
     return found
 
 
@@ -181,7 +181,7 @@ def test_it_can_be_turned_off(ggml: Products, kind: int) -> None:
     """Sums in another order differ, somewhere, in their last bit."""
     weights, columns = ggml.quantize(normal(64, 1024), kind), normal(64, 1024)
     on = ggml.product(weights, 64, columns, 1, kind)
-    assert native.load().set_large_batch(False)
+    assert native.load().set_cpu_switch("large_batch", False)
     off = ggml.product(weights, 64, columns, 1, kind)
     assert on.tobytes() != off.tobytes()
     assert np.abs(on - off).max() < 1e-4 * np.abs(off).max()

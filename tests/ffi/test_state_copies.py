@@ -175,9 +175,9 @@ def test_values_within_the_cache_are_copied(ggml: Ggml) -> None:
 
 
 def test_it_can_be_switched_off(ggml: Ggml) -> None:
-    assert native.load().set_direct_states(False)
+    assert native.load().set_cpu_switch("direct_states", False)
     off = outcome(ggml, 4, 1, 3, 2, "plain")
-    assert native.load().set_direct_states(True)
+    assert native.load().set_cpu_switch("direct_states", True)
     on = outcome(ggml, 4, 1, 3, 2, "plain")
     assert (off.direct, on.direct) == (False, True)
     assert (off.attention, off.cache) == (on.attention, on.cache)

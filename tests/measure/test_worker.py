@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,13 +14,8 @@ import pytest
 
 from pyllama_mtp.errors import InsufficientMemoryError, PyllamaMtpError, UsageError
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.runner import (
-    CPU_SWITCHES,
-    LibraryProcess,
-    Task,
-    load_library,
-    split_library,
-)
+from pyllama_mtp.llama.native import CPU_SWITCHES
+from pyllama_mtp.measure.runner import LibraryProcess, Task, load_library, split_library
 from pyllama_mtp.settings import Sampling, Settings
 
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=2)
@@ -44,13 +39,14 @@ def test_a_process_is_given_variables_and_switches(monkeypatch: pytest.MonkeyPat
     done: list[object] = []
 
     class Library:
-        def __getattr__(self, name: str) -> Callable[[bool], bool]:
-            return lambda value: done.append((name, value)) or name != "set_large_batch"
+        def set_cpu_switch(self, name: str, on: bool) -> bool:
+            done.append((name, on))
+            return name != "large_batch"
 
     monkeypatch.setattr(native, "load", lambda name: done.append(name) or Library())
     monkeypatch.setenv("MATRIX_TEST", "before")
     load_library("patched:small_batch=off:MATRIX_TEST=1:few_rows_attention=on")
-    assert done == ["patched", ("set_small_batch", False), ("set_few_rows_attention", True)]
+    assert done == ["patched", ("small_batch", False), ("few_rows_attention", True)]
     assert os.environ["MATRIX_TEST"] == "1"
     with pytest.raises(UsageError, match="has no large_batch"):
         load_library("patched:large_batch=off")
@@ -58,7 +54,7 @@ def test_a_process_is_given_variables_and_switches(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("switch", CPU_SWITCHES)
 def test_the_library_has_these_switches(switch: str) -> None:
-    assert getattr(native.load(), f"set_{switch}")(True)
+    assert native.load().set_cpu_switch(switch, True)
 
 
 @pytest.mark.parametrize("word", ["small_batch=maybe", "quick=on", "VARIABLE", ""])

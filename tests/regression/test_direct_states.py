@@ -25,7 +25,7 @@ LOOKS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 @pytest.fixture(autouse=True)
 def switched_on() -> Iterator[None]:
     yield
-    native.load().set_direct_states(True)
+    native.load().set_cpu_switch("direct_states", True)
 
 
 def decode(context: Context, n: int, start: int) -> list[bytes]:
@@ -66,7 +66,7 @@ def test_the_results_are_the_same_with_it_and_without(model: Model) -> None:
     """Logits and states are equal, also after going back and decoding on."""
     found = []
     for on in (True, False):
-        assert native.load().set_direct_states(on)
+        assert native.load().set_cpu_switch("direct_states", on)
         with trunk(model, n_rs_seq=SNAPSHOTS, n_threads=2) as one:
             results = decode(one, 9, 0) + decode(one, SNAPSHOTS + 1, 9)
             assert one.remove(11)

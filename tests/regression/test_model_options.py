@@ -61,11 +61,11 @@ def test_an_override_to_the_cpu_takes_its_repacked_buffers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "tiny-moe", "q4_0")
-    native.load().set_small_batch(False)  # so that upstream's repacking is used
+    native.load().set_cpu_switch("small_batch", False)  # so that upstream's repacking is used
     try:
         found = moved(path, caplog, cpu_moe=True)
     finally:
-        native.load().set_small_batch(True)
+        native.load().set_cpu_switch("small_batch", True)
     assert set(found.values()) == {"CPU_REPACK"}
 
 

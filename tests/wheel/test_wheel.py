@@ -29,8 +29,8 @@ from pyllama_mtp import Model, Session, Settings, native
 from pyllama_mtp.models.demo import demo_path
 library = native.load()
 said = {"generation": library.cpu_generation(), "few_columns": library.few_columns(12)}
-said["switches"] = [library.set_small_batch(True), library.set_large_batch(True),
-                    library.set_few_rows_attention(True)]
+switches = ("small_batch", "large_batch", "few_rows_attention")
+said["switches"] = [library.set_cpu_switch(name, True) for name in switches]
 with Model(demo_path()) as model:
     said["text"] = []
     for depth in (0, 3):
