@@ -57,6 +57,8 @@ COMMANDS = {
 
 #: Commands that are classes, by "module.class"; each other one is the module of its name.
 CLASSES = {
+    "compare": "results.Compare",
+    "report": "results.Report",
     "serve": "servers.Serve",
     "rpc-worker": "servers.RpcWorker",
     "synth": "modelfiles.Synth",
