@@ -1,15 +1,17 @@
-"""Writing files as a whole or not at all, and line by line: a full disk harms nothing."""
+"""Files: text that is read; files that are written as a whole or not at all, and line by line, so
+that a full disk harms nothing."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .errors import DiskFullError, PyllamaMtpError, UsageError
 
@@ -25,6 +27,37 @@ def cache_folder() -> Path:
     except RuntimeError:
         raise UsageError("there is no home folder; set HOME or XDG_CACHE_HOME") from None
     return cache / "pyllama-mtp"
+
+
+def read_text(path: str | os.PathLike[str], what: str = "prompt") -> str:
+    """A file as text; `what` names it in the error.
+
+    Raises:
+        UsageError: no such file, not UTF-8 (the message gives the byte offset), or empty.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the {what} file {path}: {error.strerror}") from None
+    return decode_text(data, f"the {what} file {path}")
+
+
+def decode_text(data: bytes, source: str) -> str:
+    """Bytes as text; `source` names them in the error.
+
+    Raises:
+        UsageError: not UTF-8, or nothing but white space.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{source} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} "
+            f"({error.reason}); convert it first, for example with iconv -t UTF-8"
+        ) from None
+    if not text.strip():
+        raise UsageError(f"{source} is empty; a prompt needs at least one token of text")
+    return text
 
 
 def write_error(error: OSError, path: str | os.PathLike[str]) -> PyllamaMtpError:
@@ -148,3 +181,34 @@ def append(file: int, data: bytes, path: str | os.PathLike[str]) -> None:
             os.ftruncate(file, before)
             os.lseek(file, before, os.SEEK_SET)
         raise write_error(error, path) from error
+
+
+class JsonLines:
+    """A new file of JSON lines. A context manager.
+
+    Raises:
+        UsageError: the file exists, or cannot be created.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self._file = Path(path).open("xb", buffering=0)  # noqa: SIM115 - closed by __exit__
+        except OSError as error:
+            raise UsageError(f"cannot create {path}: {error.strerror}; name another file") from None
+        self._path, self._written = Path(path), 0
+
+    def write(self, *items: dict[str, Any]) -> None:
+        """Append all of them. Raises DiskFullError: none of them, the file is unharmed."""
+        if items:
+            lines = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
+            append(self._file.fileno(), lines.encode(), self._path)
+            self._written += len(items)
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        """Close; a failure before anything was written leaves no file."""
+        self._file.close()
+        if kind is not None and not self._written:
+            self._path.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_mtp.cli import PROGRAM, matrix, options, parsing
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.files import read_text
 from pyllama_mtp.measure.plan import Plan, switches_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _request(args: argparse.Namespace) -> MatrixRequest:
     usual: tuple[int, ...] = DEMO_LENGTHS if is_demo else LENGTHS
     texts = None
     if args.context_file is not None:
-        texts = [prompts.read_text(args.context_file, "context")]
+        texts = [read_text(args.context_file, "context")]
     plan = Plan(
         (0, *sorted(usual if chosen is None else chosen)),
         (0, args.draft_n_max),
@@ -201,7 +202,7 @@ def _own_prompts(args: argparse.Namespace) -> tuple[list[Prompt], list[str]]:
     if args.prompts is not None:
         return prompts.read_prompts(args.prompts), [Path(args.prompts).name]
     if args.prompt_file is not None:
-        text = prompts.read_text(args.prompt_file)
+        text = read_text(args.prompt_file)
         own = [prompts.Prompt(prompts.OWN_CLASS, text, args.chat)]
         return own, [Path(args.prompt_file).name]
     return [], []

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import interrupted, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, UsageError
+from pyllama_mtp.files import decode_text, read_text
 from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Settings
 
 if TYPE_CHECKING:
@@ -140,8 +141,6 @@ def read_prompt(args: argparse.Namespace) -> str:
     Raises:
         UsageError: none was given, it is empty, or it is not UTF-8.
     """
-    from pyllama_mtp.measure.prompts import decode_text, read_text
-
     if args.prompt_file is not None:
         return read_text(args.prompt_file)
     text = args.prompt if args.text is None else args.text
@@ -222,8 +221,7 @@ def _report(
 
 def _say(args: argparse.Namespace, generation: Generation) -> None:
     """Print to stderr what follows the text: a warning about imposed acceptance, and figures."""
-    from pyllama_mtp.measure.table import synthetic_warning
-    from pyllama_mtp.measure.text import telemetry_lines
+    from pyllama_mtp.measure.text import synthetic_warning, telemetry_lines
 
     if args.synthetic_acceptance:
         most = AUTO_DEPTH if args.draft_n_max == "auto" else args.draft_n_max

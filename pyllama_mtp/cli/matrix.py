@@ -51,6 +51,7 @@ from pyllama_mtp.cli import (
     progress,
 )
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
+from pyllama_mtp.files import read_text
 from pyllama_mtp.measure.plan import PEERS, PLAIN_AXES, SWITCHES, Plan
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
     """Check every option before anything is loaded."""
     from pyllama_mtp.measure.page import check_report
     from pyllama_mtp.measure.peers import check_folder
-    from pyllama_mtp.measure.prompts import check_class, read_text, source_of_prompts
+    from pyllama_mtp.measure.prompts import check_class, source_of_prompts
     from pyllama_mtp.measure.records import read_file
     from pyllama_mtp.measure.run import MatrixRequest
     from pyllama_mtp.measure.runner import split_library
@@ -420,8 +421,9 @@ def first_look(request: MatrixRequest) -> Iterator[tuple[str, MatrixRequest]]:
 def _example(request: MatrixRequest) -> Path | None:
     """The synthetic model, written if it is not there; None: it cannot be, and the user is told."""
     from pyllama_mtp.llama import native
+    from pyllama_mtp.machine import available_memory
+    from pyllama_mtp.memory import gigabytes
     from pyllama_mtp.models import synth
-    from pyllama_mtp.models.memory import available_memory, gigabytes
 
     path = synth.example_path()
     if (free := available_memory()) < EXAMPLE_MEMORY:

@@ -20,6 +20,7 @@ from pyllama_mtp.errors import (
     UnsupportedArchitectureError,
     UsageError,
 )
+from pyllama_mtp.files import read_text
 from pyllama_mtp.llama.modeloptions import ModelOptions
 from pyllama_mtp.measure.plan import SWITCHES
 from pyllama_mtp.settings import RopeScaling, Sampling, Settings
@@ -278,7 +279,6 @@ def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
 def _grammar_from(args: argparse.Namespace) -> Grammar | str | None:
     """The grammar of the options; GBNF as its text. Raises UsageError for more than one."""
     from pyllama_mtp.grammar import Grammar
-    from pyllama_mtp.measure.prompts import read_text
 
     names = ("grammar", "json_schema", "json_object", "regex", "lark")
     given = ["--" + name.replace("_", "-") for name in names if getattr(args, name)]

@@ -8,12 +8,10 @@ import math
 import textwrap
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyllama_mtp.errors import UsageError
-
-if TYPE_CHECKING:
-    from pyllama_mtp.measure.records import Lines
+from pyllama_mtp.files import JsonLines
 
 
 def add_force_option(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +35,9 @@ def add_lib_option(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def new_file(name: str | None) -> AbstractContextManager[Lines | None]:
+def new_file(name: str | None) -> AbstractContextManager[JsonLines | None]:
     """A new file of JSON lines for an option, if the option was given. Raises UsageError."""
-    if name is None:
-        return nullcontext()
-    from pyllama_mtp.measure.records import Lines
-
-    return Lines(name)
+    return nullcontext() if name is None else JsonLines(name)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from pyllama_mtp.chats.options import ChatOptions
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.files import read_text
 from pyllama_mtp.measure.records import checked
 from pyllama_mtp.models.demo import demo_path, is_demo
 
@@ -80,37 +81,6 @@ def docstrings() -> Iterator[str]:
         if found:
             yield "\n\n".join(found) + "\n\n"
     yield from stdlib_texts()
-
-
-def read_text(path: str | os.PathLike[str], what: str = "prompt") -> str:
-    """A file as text; `what` names it in the error.
-
-    Raises:
-        UsageError: no such file, not UTF-8 (the message gives the byte offset), or empty.
-    """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read the {what} file {path}: {error.strerror}") from None
-    return decode_text(data, f"the {what} file {path}")
-
-
-def decode_text(data: bytes, source: str) -> str:
-    """Bytes as text; `source` names them in the error.
-
-    Raises:
-        UsageError: not UTF-8, or nothing but white space.
-    """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{source} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} "
-            f"({error.reason}); convert it first, for example with iconv -t UTF-8"
-        ) from None
-    if not text.strip():
-        raise UsageError(f"{source} is empty; a prompt needs at least one token of text")
-    return text
 
 
 class Workload:

@@ -614,37 +614,6 @@ class Writer:
             self._file = None
 
 
-class Lines:
-    """A new file of JSON lines, each brought to the disk before the next is measured.
-
-    Raises:
-        UsageError: the file exists, or cannot be created.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            self._file = Path(path).open("xb", buffering=0)  # noqa: SIM115 - closed by __exit__
-        except OSError as error:
-            raise UsageError(f"cannot create {path}: {error.strerror}; name another file") from None
-        self._path, self._written = Path(path), 0
-
-    def write(self, *items: Any) -> None:
-        """Append all of them, Structs or dicts. Raises DiskFullError: none of them, the file is
-        unharmed."""
-        if items:
-            append(self._file.fileno(), msgspec.json.Encoder().encode_lines(items), self._path)
-            self._written += len(items)
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        """Close; a failure before anything was written leaves no file."""
-        self._file.close()
-        if kind is not None and not self._written:
-            self._path.unlink(missing_ok=True)
-
-
 # -- going on with a run ---------------------------------------------------------------------------
 
 #: Parts of a header that must be the same, and the keys that count; None: all keys.

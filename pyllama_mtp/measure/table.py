@@ -39,6 +39,7 @@ from pyllama_mtp.measure.text import (
     print_whole,
     size_name,
     speed_words,
+    synthetic_warning,
     terminal_table,
     to_markdown,
     width_of,
@@ -515,15 +516,6 @@ def imposed(cells: Iterable[Cell]) -> list[Sequence[float]]:
     rates = {tuple(cell.axes.get("synthetic_acceptance") or ()): None for cell in cells}
     longest = max((cell.synthetic_acceptance or [] for cell in cells), key=len, default=[])
     return [one for one in rates if one] or ([longest] if longest else [])
-
-
-def synthetic_warning(rates: Sequence[float]) -> str:
-    """The warning that goes with every output made under imposed acceptance."""
-    values = ", ".join(f"{rate:g}" for rate in rates)
-    return (
-        f"SYNTHETIC ACCEPTANCE {values}: the driver accepted drafts at these rates whatever the "
-        "model said; speed is meaningful, text and acceptance are not"
-    )
 
 
 # -- for a terminal --------------------------------------------------------------------------------

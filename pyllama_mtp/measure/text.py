@@ -40,6 +40,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def synthetic_warning(rates: Sequence[float]) -> str:
+    """The warning that goes with every output made under imposed acceptance."""
+    values = ", ".join(f"{rate:g}" for rate in rates)
+    return (
+        f"SYNTHETIC ACCEPTANCE {values}: the driver accepted drafts at these rates whatever the "
+        "model said; speed is meaningful, text and acceptance are not"
+    )
+
+
 def to_markdown(
     headings: Sequence[str], rows: Iterable[Sequence[str]], words: Iterable[bool] = ()
 ) -> str:
