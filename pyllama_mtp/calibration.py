@@ -3,31 +3,43 @@
 "auto" needs the seconds of rounds of every depth before it can choose one. They are measured in
 real rounds after a few made-up tokens, in the engine's own contexts, which are empty again
 afterwards: no text, and no figure of a generation, depends on it. All drafts are rejected, so that
-a round also takes them back. What was measured is kept, see :mod:`.measured`, until rounds
-contradict it.
+a round also takes them back.
+
+What was measured is kept until rounds contradict it, in the folder pyllama-mtp/measured of
+XDG_CACHE_HOME, or of ~/.cache. The folder may be deleted at any time: a file that is not there,
+damaged or cannot be written only means that a session measures again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from statistics import median_low
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from .drafting.depth import Costs
-from .engine import Engine
+from .engine import Engine, Resolved
+from .errors import PyllamaMtpError
+from .files import cache_folder, write_whole
+from .llama.context import Context
 from .llama.contextoptions import NodeTimes
 from .llama.model import Model
-from .machine import waited_for_core
-from .measured import Measured
+from .machine import describe_machine, waited_for_core
 from .request import Limits, make_request
-from .resolved import Resolved
 from .round import accept
 from .sequence import NO_DRAFTS, Drafts, Sequence
 from .settings import MOST_TOKENS
 
 log = logging.getLogger("pyllama_mtp")
+Value = TypeVar("Value")
 
 #: Seconds to measure rounds of one number of sequences in. On slow machines three depths are
 #: measured, however long they take, and the others interpolated.
@@ -144,3 +156,67 @@ def _round(engine: Engine, sequences: list[Sequence], depth: int) -> tuple[float
     engine.roll_back(sequences)
     engine.intact = True
     return drafted - began, time.perf_counter() - drafted
+
+
+# -- what was measured, for later sessions ---------------------------------------------------------
+
+
+#: Changes with the meaning of what is kept. And the most files: the oldest make way.
+_FORMAT, MOST_FILES = 1, 200
+
+#: Environment variables that ggml, its backends and OpenMP read.
+VARIABLES = ("GGML_", "GOMP_", "OMP_", "KMP_", "CUDA_")
+
+
+def _describe(file: Path) -> tuple[str, int, int]:
+    """A file by its path, size and time; 0 and 0: it is gone."""
+    with suppress(OSError):
+        stat = file.stat()
+        return str(file.resolve()), stat.st_size, stat.st_mtime_ns
+    return str(file), 0, 0
+
+
+class Measured:
+    """The file of one figure, or some, for a context as it is."""
+
+    def __init__(self, context: Context, *more: object) -> None:
+        """The file's name is a hash of all that the figures depend on: the files of model and head
+        by name, size and time, how they are loaded, the context's options but its length, the
+        library with its switches and variables, the machine, the devices, and `more`."""
+        model, options, library = context.model, context.options, context.library
+        files = [_describe(Path(file)) for file in (model.path, model.info.head) if file]
+        same = replace(options, n_ctx=0, n_batch=0, n_outputs_max=0, trace=False, times=None)
+        variables = sorted(item for item in os.environ.items() if item[0].startswith(VARIABLES))
+        native = library.stamp, sorted(library.switches.items()), variables
+        text, description = library.text, library.lib.ggml_backend_dev_description
+        devices = [text(description(device)) for device in model.used_devices]
+        key = _FORMAT, files, model.options, same, native, describe_machine(devices), more
+        self._name = hashlib.sha256(repr(key).encode()).hexdigest()[:32] + ".json"
+
+    @property
+    def path(self) -> Path:
+        """The file. Raises UsageError: there is no folder for it."""
+        return cache_folder() / "measured" / self._name
+
+    def load(self, kind: type[Value] | Any) -> Value | None:
+        """What was stored, of this type; None: nothing that can be read."""
+        with suppress(OSError, msgspec.DecodeError, RecursionError, PyllamaMtpError):
+            value: Value = msgspec.json.decode(self.path.read_bytes(), type=kind)
+            return value
+        return None
+
+    def store(self, value: object) -> None:
+        """Keep it, as far as the folder can be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, msgspec.json.encode(value))
+            files = sorted(self.path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+            for file in files[:-MOST_FILES]:
+                file.unlink(missing_ok=True)
+        except (OSError, PyllamaMtpError) as error:
+            log.info("what was measured is not kept: %s", error)
+
+    def forget(self) -> None:
+        """Have the next session measure again."""
+        with suppress(OSError, PyllamaMtpError):
+            self.path.unlink(missing_ok=True)

@@ -1,19 +1,23 @@
-"""Settings as they hold for one model and the memory there is: which drafts it can make, what its
-contexts need, and how long they may be."""
+"""Memory: what an engine takes of the host's and of each device's, and how long its contexts may
+be."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from .engine import Engine, Resolved
 from .errors import InsufficientMemoryError, UsageError
 from .llama import native
-from .llama.contextoptions import ContextOptions
+from .llama.contextoptions import padded
 from .llama.model import Model
-from .models.memory import available_memory, gigabytes, layer_bytes, padded, recurrent_bytes
-from .settings import HEAD_TYPES, Settings
+from .machine import available_memory
+from .models.modelinfo import GGUFInfo
+from .settings import Settings
 
 log = logging.getLogger("pyllama_mtp")
 
@@ -25,128 +29,12 @@ HOST = "host memory"
 GENEROUS = 4 << 30
 #: Shares of the free memory that such a context may take. Others use the host's memory too.
 HOST_SHARE, SHARE = 0.5, 0.9
+_F32 = 4
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """What an engine is made by; see :meth:`.Settings.resolve`.
-
-    Attributes:
-        settings: as they hold for the model: `n_ctx`, in tokens, is above 0.
-        n_sequences: number of sequences, each of `n_ctx` tokens.
-        depth: most drafts per round.
-        prompt_sync: "kv": the MTP head is in the target's context; "full": upstream's way; "": no
-            head drafts.
-    """
-
-    settings: Settings
-    n_sequences: int
-    depth: int
-    prompt_sync: str
-
-    @classmethod
-    def of(cls, model: Model, settings: Settings, n_sequences: int = 1) -> Resolved:
-        """Settle everything but `n_ctx`, which may still be 0.
-
-        Without an MTP head, "auto" drafts from the text itself, or not at all without `ngram`.
-        Heads that draft a token each make no more drafts than there are heads, as in llama-server.
-
-        Raises:
-            UsageError: a number of drafts is asked for, and there is no head; or a setting that
-                drafting in upstream's way does not support.
-        """
-        most = model.info.most_drafts if model.has_mtp else None
-        if not model.has_mtp and settings.depth_limit:
-            if settings.draft_n_max != "auto":
-                raise UsageError(
-                    f"{model.path} was loaded without an MTP head; use draft_n_max=0 or 'auto'"
-                )
-            settings = replace(settings, synthetic_acceptance=None, draft_sampling=False)
-            if not settings.ngram:
-                settings = replace(settings, draft_n_max=0)
-        depth = min(most or settings.depth_limit, settings.depth_limit)
-        sync = _prompt_sync(model, settings) if depth and model.has_mtp else ""
-        return cls(settings, n_sequences, depth, sync)
-
-    def with_n_ctx(self, n_ctx: int) -> Resolved:
-        """The same with sequences of so many tokens."""
-        return replace(self, settings=replace(self.settings, n_ctx=n_ctx))
-
-    @property
-    def measured_counts(self) -> list[int]:
-        """Numbers of sequences whose rounds are measured for "auto": a few, and all."""
-        return [*(n for n in (1, 2, 4, 8) if n < self.n_sequences), self.n_sequences]
-
-    @property
-    def n_snapshots(self) -> int:
-        """Snapshots of the recurrent state that each sequence keeps."""
-        return self.depth if self.settings.rollback != "replay" else 0
-
-    @property
-    def target(self) -> ContextOptions:
-        """The options of the target's context. Raises UsageError: batches cannot hold a round."""
-        s, depth, n_sequences = self.settings, self.depth, self.n_sequences
-        assert s.n_ctx > 0
-        # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
-        least = max(depth + 2 if depth else 1, n_sequences * (depth + 1))
-        if min(s.n_batch, s.n_ubatch) < least:
-            of = f" of {n_sequences} sequences" if n_sequences > 1 else ""
-            raise UsageError(
-                f"n_batch is {s.n_batch} and n_ubatch {s.n_ubatch}; "
-                f"verifying {depth} drafts{of} in one graph needs at least {least} of both"
-            )
-        n_ctx = max(s.n_ctx, least)  # llama.cpp cuts n_batch down to n_ctx
-        if n_sequences > 1:
-            n_ctx = n_sequences * padded(n_ctx)
-        n_batch = min(s.n_batch, n_ctx)
-        return ContextOptions(
-            n_ctx=n_ctx,
-            n_batch=n_batch,
-            n_ubatch=min(s.n_ubatch, n_batch),
-            n_threads=s.threads,
-            type_k=s.cache_type_k,
-            type_v=s.cache_type_v,
-            flash_attn=s.flash_attn,
-            rope=s.rope,
-            with_mtp=self.prompt_sync == "kv",
-            hidden=s.hidden,
-            tap="all" if self.prompt_sync == "full" else "off",
-            n_outputs_max=n_batch if s.prompt_rows == "all" else n_sequences * (depth + 1),
-            n_rs_seq=self.n_snapshots,
-            n_seq_max=n_sequences,
-            unified=n_sequences > 1,
-        )
-
-
-def _prompt_sync(model: Model, settings: Settings) -> str:
-    """How the MTP head is kept in step: "kv", or "full" if asked for or if library or architecture
-    leave no choice. Raises UsageError: a setting that drafting in upstream's way, "full", does not
-    support."""
-    s, has_patches = settings, native.load().has_tap
-    possible = has_patches and model.info.in_trunk
-    if possible and s.prompt_sync != "full":
-        return "kv"
-    if not has_patches:
-        where, other = "in upstream's library", "the patched variant"
-    elif not possible:
-        where, other = f"there for models of architecture {model.architecture!r}", "another model"
-    else:
-        where, other = "with prompt_sync 'full'", "prompt_sync 'kv'"
-    part = has_patches and not possible
-    for name, value, usable in (
-        ("prompt_sync", s.prompt_sync, ("auto", "full")),
-        ("hidden", s.hidden, ("post-norm",)),
-        ("draft_vocab", s.draft_vocab, (s.draft_vocab,) if part else ("auto", "full")),
-        ("draft_head_type", s.draft_head_type, HEAD_TYPES if part else ("auto", "file")),
-    ):
-        if value not in usable:
-            raise UsageError(
-                f"{name} {value!r} is not {where}; use {other}, or {name} {usable[-1]!r}"
-            )
-    return "full"
-
-
-# -- memory ----------------------------------------------------------------------------------------
+def gigabytes(n: int) -> str:
+    """Bytes, for messages."""
+    return f"{n / 1e9:.2f} GB"
 
 
 @dataclass(frozen=True)
@@ -183,8 +71,6 @@ def simulate(twin: Model, resolved: Resolved) -> list[DeviceMemory]:
     Args:
         twin: a model without memory; see :meth:`.Model.without_memory`.
     """
-    from .engine import Engine
-
     info, library = twin.info, native.load()
     with closing(Engine(twin, resolved)) as engine:
         taken = [engine.memory(device) for device in (library.ffi.NULL, *twin.used_devices)]
@@ -219,7 +105,20 @@ def _refuse_if_short(needed: Sequence[DeviceMemory], what: str) -> None:
 
 
 def resolve(settings: Settings, model: Model, n_sequences: int = 1, room: int = 0) -> Resolved:
-    """What :meth:`.Settings.resolve` gives, which see."""
+    """Settings as they hold for a model, once: what an engine is made by.
+
+    `n_ctx` stays as it is, if it is not 0. Else it is `room`, but at least 8192 and at most the
+    training length. Where that takes more than 0.9 of a device's free memory, or half of the
+    host's, it is halved, but not below `room` or 1024.
+
+    Args:
+        n_sequences: number of sequences, each of `n_ctx` tokens.
+        room: tokens of prompt and answer; 0: not known.
+
+    Raises:
+        UsageError: settings that do not go together with this model.
+        InsufficientMemoryError: the length asked for does not fit.
+    """
     resolved = Resolved.of(model, settings, n_sequences)
     wanted, trained = settings.n_ctx, settings.rope.length(model.n_ctx_train)
     needed = padded(room + resolved.depth + 1 if room else 0)
@@ -299,3 +198,33 @@ def _free_bytes(model: Model) -> list[int]:
     """Free bytes of the host and of each device in use."""
     library = native.load()
     return [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
+
+
+# -- bytes of caches and states, by a description that is validated --------------------------------
+
+
+def layer_bytes(info: GGUFInfo, n_cells: int, type_k: str, type_v: str) -> int:
+    """Bytes of the KV cache of one attention layer; exact.
+
+    Raises:
+        UsageError: rows of such a type cannot have this model's length.
+    """
+    k = _cache_row_bytes(type_k, "K", info.n_head_kv * info.head_dim_k)
+    return n_cells * (k + _cache_row_bytes(type_v, "V", info.n_head_kv * info.head_dim_v))
+
+
+def _cache_row_bytes(cache_type: str, which: str, n: int) -> int:
+    """Bytes of a cache row of ``n`` elements; a row per cell (upstream src/llama-kv-cache.cpp)."""
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[cache_type.upper()]]
+    if n % block:
+        raise UsageError(f"{which} cache rows of {n} elements cannot be {cache_type}; use f16")
+    return int(n // block * size)
+
+
+def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int) -> int:
+    """F32 states: n_embd_r and n_embd_s of upstream src/llama-hparams.cpp, a row per snapshot."""
+    channels = info.ssm_inner_size + 2 * info.ssm_k_heads * info.ssm_state_size
+    n_embd_r = max(info.ssm_conv_kernel - 1, 0) * channels
+    n_embd_s = info.ssm_state_size * info.ssm_inner_size
+    rows = n_seq * (1 + n_rs_seq)
+    return len(info.recurrent_layers) * rows * (n_embd_r + n_embd_s) * _F32

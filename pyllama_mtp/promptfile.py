@@ -35,8 +35,8 @@ from msgspec import Meta, Struct
 
 from .errors import InsufficientMemoryError, PromptFileError, UsageError
 from .files import replacing
+from .machine import available_memory
 from .models.ggufheader import ArraySummary, Value
-from .models.memory import available_memory
 from .models.modelinfo import GGUFInfo
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ from .llama.contextoptions import NodeTimes
 from .llama.model import Model
 from .llama.owned import Owned
 from .llama.vision import ImagePrompt, Vision
+from .memory import resolve
 from .request import Limits, OnProgress, Options, Prompt, Request, make_request, tokens_of
 from .scheduler import run_all
 from .settings import MOST_TOKENS, Sampling, Settings
@@ -172,7 +173,7 @@ class Contexts(Owned):
         self.model, self.settings = model, usable_settings(model, settings)
         n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
         room = whole("room", room, 0, MOST_TOKENS, f"from 0 (not known) to {MOST_TOKENS} tokens")
-        resolved = self.settings.resolve(model, n, room)
+        resolved = resolve(self.settings, model, n, room)
         self._engine = open_engine(model, resolved, times)
         self._hidden_states = HiddenStates(model, resolved.target)
 

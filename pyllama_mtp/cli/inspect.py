@@ -26,7 +26,7 @@ from pyllama_mtp.models.sidecar import NO_HEAD, is_head
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp.resolved import DeviceMemory
+    from pyllama_mtp.memory import DeviceMemory
 
     Needed = dict[str, list[DeviceMemory]]
     SlowTypes = dict[str, float] | None
@@ -91,12 +91,12 @@ def run(args: argparse.Namespace) -> int:
 def _needed(info: GGUFInfo, settings: Settings) -> Needed:
     """What llama.cpp would allocate in each memory, without MTP and with it."""
     from pyllama_mtp import Model
-    from pyllama_mtp.resolved import simulate
+    from pyllama_mtp.memory import resolve, simulate
 
     def of(mtp: bool) -> list[DeviceMemory]:
         chosen = settings if mtp else replace(settings, draft_n_max=0)
         with Model(info.path, mtp=mtp, no_alloc=True, head=info.head or NO_HEAD) as model:
-            return simulate(model, chosen.resolve(model))
+            return simulate(model, resolve(chosen, model))
 
     without = of(False)
     drafts = info.has_mtp and info.supported and settings.depth_limit

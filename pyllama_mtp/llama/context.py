@@ -21,10 +21,9 @@ from ..errors import (
     PyllamaMtpError,
     UsageError,
 )
-from ..models.memory import padded
 from . import native
 from .batch import SEQ, Batch, Floats, Ints
-from .contextoptions import ContextOptions, Node, Trace
+from .contextoptions import ContextOptions, Node, Trace, padded
 from .owned import Exclusive, OfThisProcess, Owned
 
 if TYPE_CHECKING:

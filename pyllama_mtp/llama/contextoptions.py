@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from .native import Library
 
 
+_CTX_PADDING = 256  # upstream src/llama-context.cpp: cparams.n_ctx = GGML_PAD(cparams.n_ctx, 256)
+
+
+def padded(n_ctx: int) -> int:
+    """The context length that llama.cpp makes of `n_ctx`."""
+    return -(-n_ctx // _CTX_PADDING) * _CTX_PADDING
+
+
 @dataclass(frozen=True)
 class ContextOptions:
     """Parameters of one context, in llama.cpp's terms.

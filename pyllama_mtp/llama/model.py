@@ -23,11 +23,11 @@ from ..errors import (
     UnsupportedArchitectureError,
     UsageError,
 )
+from ..machine import available_memory
 from ..models import hub
 from ..models.draftvocab import ranked_tokens, trimmed_head
 from ..models.ggufheader import TENSOR_TYPES
 from ..models.ggufinfo import validate_model_file
-from ..models.memory import available_memory
 from ..models.modelinfo import GGUFInfo
 from ..settings import Sampling
 from . import chat, native, rpc, trial

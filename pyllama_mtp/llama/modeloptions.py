@@ -138,7 +138,7 @@ class ModelOptions:
         use_mmap: map the model file into memory instead of reading it (default: if every device
             can).
         use_mlock: keep the weights from being swapped out, as far as the system's limits allow.
-        no_alloc: load no weights, to estimate memory; see :mod:`pyllama_mtp.resolved`.
+        no_alloc: load no weights, to estimate memory; see :mod:`pyllama_mtp.memory`.
         lora: apply these LoRA adapters (.gguf) to the model; drafts follow them. A file, or
             several, or (file, scale) pairs.
         head: a .gguf file with the MTP head; "none" takes only a head in the model's own file

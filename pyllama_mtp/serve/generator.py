@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from pyllama_mtp.calibration import open_engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
 from pyllama_mtp.llama.model import Model
+from pyllama_mtp.memory import resolve
 from pyllama_mtp.request import Request
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
@@ -73,7 +74,7 @@ class Generator(threading.Thread):
         """
         super().__init__(name="pyllama-mtp generator", daemon=True)
         self.n_sequences, self.max_queue = n_sequences, max_queue
-        resolved = settings.resolve(model, n_sequences)
+        resolved = resolve(settings, model, n_sequences)
         self._new_engine = partial(open_engine, model, resolved, chats=True)
         self._engine = self._new_engine()
         self.n_ctx = self._engine.n_ctx

@@ -27,7 +27,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(synth, "write_example", write)
     monkeypatch.setattr(synth, "example_is_there", lambda: bool(found))
-    monkeypatch.setattr("pyllama_mtp.models.memory.available_memory", lambda: 8 << 30)
+    monkeypatch.setattr("pyllama_mtp.machine.available_memory", lambda: 8 << 30)
     return found
 
 
@@ -57,7 +57,7 @@ def test_the_first_look_does_without_the_synthetic_model_and_says_so(
     fake: ModuleType, cli: Cli, written: list[Path], monkeypatch: pytest.MonkeyPatch, short: str
 ) -> None:
     if short == "memory":
-        monkeypatch.setattr("pyllama_mtp.models.memory.available_memory", lambda: 1 << 30)
+        monkeypatch.setattr("pyllama_mtp.machine.available_memory", lambda: 1 << 30)
         why = "1.07 GB of memory are free, and it takes 2.15 GB"
     else:
         why = "no room at all"

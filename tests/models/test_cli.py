@@ -10,7 +10,7 @@ import pytest
 from pyllama_mtp import Model, Settings
 from pyllama_mtp.errors import LibraryError
 from pyllama_mtp.llama.native import Library
-from pyllama_mtp.resolved import simulate
+from pyllama_mtp.memory import resolve, simulate
 
 from ..processes import Cli
 
@@ -56,7 +56,7 @@ def test_inspect_json(cli: Cli, tiny_dense: Path) -> None:
     assert with_mtp["total"] > without["total"] > 0 and not found["memory"]["unknown"]
     settings = Settings(n_ctx=8192, draft_n_max=3, cache_type_k="q8_0")
     with Model(tiny_dense, no_alloc=True) as model:
-        here, *_ = simulate(model, settings.resolve(model))
+        here, *_ = simulate(model, resolve(settings, model))
     host = with_mtp["devices"][here.name]
     assert {name: host[name] for name in here.parts} == here.parts
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_mtp import machine
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.models import memory
+from pyllama_mtp.llama.contextoptions import padded
+from pyllama_mtp.machine import available_memory
+from pyllama_mtp.memory import layer_bytes, recurrent_bytes
 from pyllama_mtp.models.ggufinfo import validate_model_file
-from pyllama_mtp.models.memory import available_memory, layer_bytes, padded, recurrent_bytes
 
 
 def test_cache_sizes_by_hand(tiny_dense: Path) -> None:
@@ -33,9 +35,9 @@ def test_rows_that_a_cache_type_cannot_have(tiny_dense: Path) -> None:
 
 def test_address_space_limit_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     before = available_memory()
-    mapped = memory._fields(Path("/proc/self/status"))["VmSize"] * 1024
+    mapped = machine._fields(Path("/proc/self/status"))["VmSize"] * 1024
     limits = (mapped + (10 << 20), resource.RLIM_INFINITY)
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: limits)
     assert 0 < available_memory() <= 10 << 20 < before
 
 
@@ -44,7 +46,7 @@ def test_control_group_limit_is_respected(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("400000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 100000\n")
     names = ("memory.max", "memory.current", "inactive_file")
-    assert memory._headroom(tmp_path, *names) == 700000
+    assert machine._headroom(tmp_path, *names) == 700000
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory._headroom(tmp_path, *names) is None
-    assert memory._headroom(tmp_path / "absent", *names) is None
+    assert machine._headroom(tmp_path, *names) is None
+    assert machine._headroom(tmp_path / "absent", *names) is None

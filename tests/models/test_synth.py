@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.memory import HOST
 from pyllama_mtp.models.draftvocab import byte_alphabet
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.shapes import SHAPES, TensorSpec, model_tensors
@@ -22,7 +23,6 @@ from pyllama_mtp.models.synth import (
     tensor_chunks,
     write_synthetic,
 )
-from pyllama_mtp.resolved import HOST
 
 from ..processes import Cli, RunPython
 

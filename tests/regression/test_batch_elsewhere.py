@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import BatchSession, Model
-from pyllama_mtp.resolved import simulate
+from pyllama_mtp.memory import resolve, simulate
 
 from ..processes import RunPython
 from ..workers import worker
@@ -71,6 +71,6 @@ def test_memory_is_for_all_of_them(demo: Model, n: int) -> None:
     """Caches and snapshots of each sequence: exactly what is estimated, and checked, beforehand."""
     with BatchSession(demo, settings(2), n) as session, demo.without_memory() as twin:
         found = session.memory()
-        [wanted] = simulate(twin, settings(2).resolve(twin, n))
+        [wanted] = simulate(twin, resolve(settings(2), twin, n))
     assert found["target_context"] == wanted.parts["target_context"]
     assert sum(found.values()) <= wanted.total

@@ -13,6 +13,7 @@ from pyllama_mtp import Answer, Model
 from pyllama_mtp.drafting.depth import DepthController
 from pyllama_mtp.drafting.ngram import Match, NgramLookup
 from pyllama_mtp.engine import Engine
+from pyllama_mtp.memory import resolve
 from pyllama_mtp.request import Limits, Request, make_request
 from pyllama_mtp.scheduler import Scheduler
 from pyllama_mtp.telemetry import BatchTelemetry
@@ -37,7 +38,7 @@ class Served:
         depth, options = HOW[how]
         chosen = replace(settings(0, n_ubatch=32, **options), draft_n_max=depth)
         self.model = model
-        self.engine = Engine(model, chosen.resolve(model, n_sequences))
+        self.engine = Engine(model, resolve(chosen, model, n_sequences))
         self.total = BatchTelemetry()
         self.loop = Scheduler(self.engine, self.total, take_turns=True)
 

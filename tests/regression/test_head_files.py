@@ -9,10 +9,10 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings, stream
 from pyllama_mtp.drafting.headrows import read_bytes
+from pyllama_mtp.memory import resolve, simulate
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.sidecar import NO_HEAD
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
-from pyllama_mtp.resolved import simulate
 
 PROMPTS = ("def add(a, b):\n    return", "class Node:\n    def __init__(self,", "import os\n\n")
 
@@ -102,7 +102,7 @@ def test_memory_counts_it(files: Files) -> None:
 
     def parts(path: Path, head: Path | str | None) -> dict[str, int]:
         with Model(path, head=head, no_alloc=True) as model:
-            return simulate(model, settings.resolve(model))[0].parts
+            return simulate(model, resolve(settings, model))[0].parts
 
     assert parts(files.trunk, files.head) == parts(files.grafted, NO_HEAD)
 

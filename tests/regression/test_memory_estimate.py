@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Session, Settings, resolved
+from pyllama_mtp import BatchSession, Model, Session, Settings, memory
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.llama import native
-from pyllama_mtp.models.memory import padded
+from pyllama_mtp.llama.contextoptions import padded
+from pyllama_mtp.memory import LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, resolve, simulate
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.resolved import LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, simulate
 from pyllama_mtp.settings import RopeScaling
 
 from ..adapters import trunk, write_adapter
@@ -78,7 +78,7 @@ def compare(estimates: list[DeviceMemory], found: dict[Any, dict[str, int]]) -> 
 def check(model: Model, settings: Settings, n_sequences: int = 1) -> list[dict[str, int]]:
     """The estimate is what is allocated; returns that, memory by memory."""
     with model.without_memory() as twin:
-        estimates = simulate(twin, settings.resolve(twin, n_sequences))
+        estimates = simulate(twin, resolve(settings, twin, n_sequences))
     assert [one.name.startswith("RPC") for one in estimates] == [False, True][: len(estimates)]
     assert all(one.total > 2**20 < one.free for one in estimates[1:])
     found = used(model, settings, n_sequences)
@@ -139,7 +139,7 @@ def test_adapters_count_with_the_weights(
 def test_nothing_is_allocated_for_an_estimate(demo: Model) -> None:
     before = native.load().device_memory(native.load().handles("cpu")[0])[0]
     with demo.without_memory() as twin:
-        [needed] = simulate(twin, Settings(n_ctx=2**22, draft_n_max=0).resolve(twin))
+        [needed] = simulate(twin, resolve(Settings(n_ctx=2**22, draft_n_max=0), twin))
         after = native.load().device_memory(native.load().handles("cpu")[0])[0]
     assert needed.parts["target_context"] > 2**31 > 4 * abs(before - after)
 
@@ -156,13 +156,13 @@ def placed(request: pytest.FixtureRequest, demo_file: Path) -> Iterator[tuple[in
 def needed(model: Model, settings: Settings, n_ctx: int, where: int) -> tuple[str, int]:
     """The name of a memory, and the bytes of it that are needed beside the loaded weights."""
     with model.without_memory() as twin:
-        found = simulate(twin, replace(settings, n_ctx=n_ctx).resolve(twin))[where]
+        found = simulate(twin, resolve(replace(settings, n_ctx=n_ctx), twin))[where]
     return found.name, found.total - found.parts["weights"]
 
 
 def chosen(model: Model, settings: Settings, room: int) -> int:
     """The context length for a prompt and answer of `room` tokens."""
-    return settings.resolve(model, room=room).settings.n_ctx
+    return resolve(settings, model, room=room).settings.n_ctx
 
 
 def squeezed(monkeypatch: pytest.MonkeyPatch, where: int, n: int) -> None:
@@ -171,7 +171,7 @@ def squeezed(monkeypatch: pytest.MonkeyPatch, where: int, n: int) -> None:
         both = (n, 2**40)
         monkeypatch.setattr(native.Library, "device_memory", lambda self, device: both)
     else:
-        monkeypatch.setattr(resolved, "available_memory", lambda: n)
+        monkeypatch.setattr(memory, "available_memory", lambda: n)
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(
@@ -193,12 +193,12 @@ def test_the_length_of_its_own_fits_the_memory_that_holds_the_caches(
     placed: tuple[int, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = Settings(n_ctx=0, draft_n_max=3, n_threads=1)
-    monkeypatch.setattr(resolved, "LEAST_N_CTX", 256)
+    monkeypatch.setattr(memory, "LEAST_N_CTX", 256)
     where, model = placed
     with Session(model, chosen) as session:  # there is enough
         assert session.n_ctx == padded(model.n_ctx_train)
     _, rest = needed(model, chosen, 1024, where)
-    share = (resolved.HOST_SHARE, resolved.SHARE)[where]
+    share = (memory.HOST_SHARE, memory.SHARE)[where]
     for free, n_ctx in ((int(rest / share) + 1, 1024), (int(rest / share) - 1, 512)):
         squeezed(monkeypatch, where, free)
         with Session(model, chosen) as session:
@@ -232,8 +232,8 @@ def test_what_prompt_and_answer_need_is_not_cut_for_a_share(
 
 def test_places_count_with_their_checkpoints(demo: Model) -> None:
     with demo.without_memory() as twin:
-        plain = simulate(twin, Settings(n_ctx=512, checkpoints=0).resolve(twin, 3))[0]
-        more = simulate(twin, Settings(n_ctx=512, checkpoints=2).resolve(twin, 3))[0]
+        plain = simulate(twin, resolve(Settings(n_ctx=512, checkpoints=0), twin, 3))[0]
+        more = simulate(twin, resolve(Settings(n_ctx=512, checkpoints=2), twin, 3))[0]
     with Session(demo, Settings(n_ctx=512, n_threads=1)) as session:
         session.process(made_up(demo, 100).tolist())
         state = len(engine_of(session).target.save_state(recurrent_only=True))
@@ -248,5 +248,5 @@ def test_no_head_is_measured_without_memory(
     measured: list[object] = []
     monkeypatch.setattr("pyllama_mtp.drafting.headrows.measure_heads", measured.append)
     with Model(demo_file, no_alloc=True) as twin:
-        simulate(twin, Settings(n_ctx=512, n_threads=1).resolve(twin))
+        simulate(twin, resolve(Settings(n_ctx=512, n_threads=1), twin))
     assert not measured

@@ -19,11 +19,11 @@ from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import set_draft_head, use_own_head
+from pyllama_mtp.memory import resolve, simulate
 from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save, trimmed_head_ids
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.resolved import simulate
 
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
@@ -138,7 +138,7 @@ def test_for_who_does_not_know_of_it(trimmed: Model, demo: Model, ids: Ints) -> 
 def test_memory_is_known_beforehand(trimmed: Model) -> None:
     """Of a model without weights the ids of the head are not read."""
     with trimmed.without_memory() as twin:
-        (host,) = simulate(twin, settings(3).resolve(twin))
+        (host,) = simulate(twin, resolve(settings(3), twin))
     with Session(trimmed, settings(3)) as session:
         taken = engine_of(session).memory()
     for part in ("weights", "target_context"):
