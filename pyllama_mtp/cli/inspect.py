@@ -17,8 +17,7 @@ from pyllama_mtp.cli import options
 from pyllama_mtp.errors import LibraryError, ModelFileError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
 from pyllama_mtp.models.architectures import used
-from pyllama_mtp.models.draftvocab import n_rows, trimmed_head, trimmed_head_problems
-from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_problems
 from pyllama_mtp.models.hub import local_file
 from pyllama_mtp.models.mmproj import find_mmproj, read_mmproj
 from pyllama_mtp.models.modelinfo import GGUFInfo
@@ -156,8 +155,8 @@ def _mtp_text(info: GGUFInfo) -> str:
     if problems:
         return f"MALFORMED, {problems[0]}"
     if info.mtp_complete:
-        head = trimmed_head(info)
-        part = f", trimmed to {n_rows(head)} of {info.n_vocab} tokens" if head else ""
+        head = info.trimmed_head
+        part = f", trimmed to {head.n_rows} of {info.n_vocab} tokens" if head else ""
         where = f", in {info.head}" if info.head else ""
         blocks = f"{info.n_mtp_layers} block" + ("s" if info.n_mtp_layers > 1 else "")
         return f"complete ({blocks}{part}){where}"
@@ -217,12 +216,12 @@ def _as_json(
     skipped = ["tensors", "metadata", "head_tensors"]
     if not info.validated:  # only the native library knows the kinds of the layers
         skipped += ["attention_layers", "recurrent_layers", "full_attention_interval"]
-    head = trimmed_head(info)
+    head = info.trimmed_head
     return {
         **{k: v for k, v in vars(info).items() if k not in skipped},
         **{name: getattr(info, name) for name in _PROPERTIES},
         "mtp_in_trunk": info.in_trunk,
-        "mtp_trimmed_to": n_rows(head) if head else None,
+        "mtp_trimmed_to": head.n_rows if head else None,
         "mmproj": _mmproj(info),
         "n_tensors": len(info.tensors),
         "slow_types": slow,

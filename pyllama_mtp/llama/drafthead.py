@@ -16,17 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelFileError, UsageError
-from ..models.draftvocab import (
-    DEFAULT_SIZE,
-    Ids,
-    choose,
-    n_lm_heads,
-    n_rows,
-    own_head,
-    trimmed_head,
-    trimmed_head_ids,
-)
+from ..models.draftvocab import DEFAULT_SIZE, Ids, choose
 from ..models.ggufheader import TENSOR_TYPES, TensorEntry
+from ..models.ggufinfo import trimmed_head_ids
 from ..models.modelinfo import GGUFInfo
 from ..settings import available_threads
 from . import native
@@ -211,7 +203,7 @@ def head_tensor(info: GGUFInfo) -> TensorEntry:
     """The LM head that drafts are made with; see :class:`HeadFile`. Raises ModelFileError: the file
     has none."""
     tensors = {tensor.name: tensor for tensor in info.tensors}
-    own = None if trimmed_head(info) else own_head(info)
+    own = None if info.trimmed_head else info.own_head
     head = own or tensors.get("output.weight") or tensors.get("token_embd.weight")
     if not head:
         raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
@@ -265,14 +257,14 @@ def draft_head(
             UsageError also for the whole vocabulary, or another type, where the file's head has a
             part of it, and for a part where MTP blocks have several LM heads.
     """
-    if n_lm_heads(info) > 1:
+    if info.n_lm_heads > 1:
         if spec not in ("auto", "full") or kind != "file":
             raise UsageError(
                 f"draft_vocab {spec!r}, draft_head_type {kind!r}: the MTP blocks of {info.path} "
                 "have LM heads of their own, and rows are of one; use 'full' and 'file', or 'auto'"
             )
         return None
-    trimmed = trimmed_head(info)
+    trimmed = info.trimmed_head
     if spec == "auto" and trimmed:
         if kind != "file":
             raise UsageError(
@@ -283,7 +275,7 @@ def draft_head(
     ranked = _by_size(info) if spec == "auto" else choose(info.path, spec)
     if trimmed and ranked is None:
         raise UsageError(
-            f"draft_vocab {spec!r}: the MTP head of {info.path} has {n_rows(trimmed)} of "
+            f"draft_vocab {spec!r}: the MTP head of {info.path} has {trimmed.n_rows} of "
             f"{info.n_vocab} tokens; use 'auto', or fewer rows of the model's LM head"
         )
     if ranked is None and kind == "file":

@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..machine import available_memory
 from ..models import hub
-from ..models.draftvocab import ranked_tokens, trimmed_head
+from ..models.draftvocab import ranked_tokens
 from ..models.ggufheader import TENSOR_TYPES
 from ..models.ggufinfo import validate_model_file
 from ..models.modelinfo import GGUFInfo
@@ -208,7 +208,7 @@ class Model(Owned, OfThisProcess):
     def ranking(self) -> npt.NDArray[np.int32] | None:
         """[n_vocab] all tokens, from the most to the least useful draft; None: the tokenizer cannot
         be ranked, or the file's trimmed MTP head has chosen the tokens."""
-        if trimmed_head(self.info):
+        if self.info.trimmed_head:
             return None
         try:
             return ranked_tokens(self.info.path).ids

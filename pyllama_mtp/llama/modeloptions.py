@@ -27,7 +27,6 @@ from ..arguments import (
     words,
 )
 from ..errors import ModelFileError, UsageError
-from ..models.draftvocab import n_rows, trimmed_head
 from ..models.ggufheader import NOT_WEIGHTS, Header, TensorEntry, read_header
 from . import native, rpc
 
@@ -338,11 +337,11 @@ class ModelOptions:
 def _refuse_what_upstream_cannot(library: Library, info: GGUFInfo) -> None:
     if library.has_tap:
         return
-    trimmed, why = trimmed_head(info), ""
+    trimmed, why = info.trimmed_head, ""
     if info.head:
         why = f"is in a file of its own, {info.head}, with which"
     elif trimmed:
-        why = f"has {n_rows(trimmed)} of {info.n_vocab} tokens (tensor d2t), so that"
+        why = f"has {trimmed.n_rows} of {info.n_vocab} tokens (tensor d2t), so that"
     if why:
         raise ModelFileError(
             f"{info.path}: the MTP head {why} upstream's library cannot load it; use the patched "

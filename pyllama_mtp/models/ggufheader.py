@@ -82,6 +82,11 @@ class TensorEntry:
     nbytes: int
     file: str = ""
 
+    @property
+    def n_rows(self) -> int:
+        """Number of rows: the product of all dimensions but the first."""
+        return math.prod(self.shape[1:])
+
     def read(self, *pieces: tuple[int, int]) -> bytes:
         """The bytes of these (start, length) pieces, by default of the whole tensor.
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 import os
 
+import numpy as np
+import numpy.typing as npt
+
 from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
 from pyllama_mtp.models import sidecar
 from pyllama_mtp.models.architectures import NOT_TEXT, elsewhere
-from pyllama_mtp.models.draftvocab import D2T, trimmed_head_problems
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, STRING, ArraySummary, TensorEntry, Value
-from pyllama_mtp.models.modelinfo import GGUFInfo, describe
+from pyllama_mtp.models.modelinfo import D2T, GGUFInfo, describe
 from pyllama_mtp.models.shapes import MAX_EXPERTS, has_fused, model_tensors, shape_problems
 
 _SHOWN = 4  # problems, or missing tensors, that a message lists
@@ -355,3 +357,85 @@ def _switch_problems(info: GGUFInfo) -> list[str]:
     if type(pooling) is int and pooling > _MOST_POOLING and pooling != _UNSPECIFIED:
         problems.append(f"pooling_type is {pooling}, there is no such one")
     return problems
+
+
+# -- trimmed MTP heads -----------------------------------------------------------------------------
+
+_DTYPES = {"I32": "<i4", "I64": "<i8"}
+
+
+def trimmed_head_ids(info: GGUFInfo) -> npt.NDArray[np.int32]:
+    """The token of each row of :attr:`.GGUFInfo.trimmed_head`, in the order of the file: [n_rows]
+    int32.
+
+    Raises:
+        ModelFileError: there is no trimmed head, or it is malformed; the message says how.
+    """
+    d2t = info.tensor(D2T) if info.trimmed_head else None
+    problems = trimmed_head_problems(info) if d2t else ["no trimmed MTP head"]
+    if not d2t or problems:
+        raise ModelFileError(f"{info.path}: {'; '.join(problems)}", info.path)
+    return _ids(d2t).astype(np.int32)
+
+
+def trimmed_head_problems(info: GGUFInfo) -> list[str]:
+    """What is wrong with the MTP block's own LM head and with ``d2t``; [] where neither exists."""
+    head, d2t = info.own_head, info.tensor(D2T)
+    if d2t and not head:
+        return [
+            f"there is a tensor {D2T}, which says what tokens the rows of an MTP block's LM head "
+            f"belong to, but no such head (blk.{info.n_layer}.nextn.shared_head_head.weight)"
+        ]
+    if not head:
+        return []
+    rows = head.n_rows
+    flat = len(head.shape) > 1 and math.prod(head.shape[2:]) == 1
+    if not flat or head.shape[0] != info.n_embd or rows > info.n_vocab:
+        return [f"tensor {head.name} is {head.shape}, expected {(info.n_embd, info.n_vocab)}"]
+    if head.type in NOT_WEIGHTS:
+        return [f"tensor {head.name} has type {head.type}, which no kernel takes there"]
+    if d2t:
+        return _d2t_problems(d2t, head, rows) or _id_problems(_ids(d2t), info.n_vocab)
+    if rows < info.n_vocab:
+        return [
+            f"tensor {head.name} has {rows} rows for a vocabulary of {info.n_vocab} tokens, and "
+            f"there is no tensor {D2T} that says which ones they belong to"
+        ]
+    return []
+
+
+def _d2t_problems(d2t: TensorEntry, head: TensorEntry, rows: int) -> list[str]:
+    if d2t.type not in _DTYPES:
+        return [f"tensor {D2T} has type {d2t.type}; token ids are I32 or I64"]
+    if math.prod(d2t.shape) != d2t.shape[0]:
+        return [f"tensor {D2T} is {d2t.shape}, expected one dimension"]
+    if d2t.shape[0] != rows:
+        return [f"tensor {D2T} has {d2t.shape[0]} entries for the {rows} rows of {head.name}"]
+    return []
+
+
+def _id_problems(ids: npt.NDArray[np.int64], n_vocab: int) -> list[str]:
+    problem = _faulty_id(ids, n_vocab)
+    if not problem:
+        return []
+    if not _faulty_id(ids + np.arange(len(ids)), n_vocab):
+        problem += (
+            "; it seems to hold offsets (id minus row number, as EAGLE-3 checkpoints do): convert "
+            "the model again, to ids"
+        )
+    return [f"tensor {D2T}: {problem}"]
+
+
+def _faulty_id(ids: npt.NDArray[np.int64], n_vocab: int) -> str:
+    """What is wrong with the first faulty id; "" if every id is a token and none comes twice."""
+    outside = np.flatnonzero((ids < 0) | (ids >= n_vocab))
+    if outside.size:
+        row = int(outside[0])
+        return f"row {row} is token {ids[row]}, the vocabulary is 0 to {n_vocab - 1}"
+    tokens, counts = np.unique(ids, return_counts=True)
+    twice = np.flatnonzero(counts > 1)
+    return f"token {tokens[twice[0]]} has {counts[twice[0]]} rows" if twice.size else ""
+
+
+def _ids(d2t: TensorEntry) -> npt.NDArray[np.int64]:
+    return np.frombuffer(d2t.read(), _DTYPES[d2t.type]).astype(np.int64)

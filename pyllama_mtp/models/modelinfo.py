@@ -32,6 +32,10 @@ _NAMES = {
 }
 
 
+#: The tensor that says which tokens the rows of a trimmed MTP head belong to.
+D2T = "d2t"
+
+
 @dataclass(frozen=True)
 class GGUFInfo:
     """A model file's description. Counts are 0 and names empty where the file says nothing.
@@ -160,6 +164,29 @@ class GGUFInfo:
     def tied_embeddings(self) -> bool:
         """True when the LM head is the token embedding."""
         return all(t.name != "output.weight" for t in self.tensors)
+
+    @property
+    def own_head(self) -> TensorEntry | None:
+        """The MTP block's own LM head, if it has one."""
+        return self.tensor(f"blk.{self.n_layer}.nextn.shared_head_head.weight")
+
+    @property
+    def n_lm_heads(self) -> int:
+        """How many LM heads the MTP blocks have: those of their own, and the model's."""
+        names = [f"{prefix}nextn.shared_head_head.weight" for prefix in self._mtp_prefixes]
+        own = sum(self.tensor(name) is not None for name in names)
+        return own + (own < len(names))
+
+    @property
+    def trimmed_head(self) -> TensorEntry | None:
+        """The MTP block's own LM head, [n_embd, n_rows], if it is over a part of the vocabulary.
+
+        The tensor ``d2t``, [n_rows] I64 or I32, has the token id of each row then. This is the
+        convention of upstream's src/models/eagle3.cpp and dflash.cpp, which llama.cpp's pull
+        request 29143 brings to Qwen3.5. Checkpoints that vLLM reads have a tensor of the same name
+        with id minus row number; a converter has to add the row number.
+        """
+        return self.own_head if self.tensor(D2T) else None
 
     @property
     def has_mtp(self) -> bool:

@@ -21,9 +21,8 @@ import numpy as np
 
 from pyllama_mtp.errors import HeadMismatchError
 from pyllama_mtp.models.architectures import ARCHITECTURES, Architecture, elsewhere
-from pyllama_mtp.models.draftvocab import D2T
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
-from pyllama_mtp.models.modelinfo import GGUFInfo
+from pyllama_mtp.models.modelinfo import D2T, GGUFInfo
 
 #: In the place of a file name: no head, not even one beside the model.
 NO_HEAD = "none"

@@ -20,10 +20,9 @@ import numpy as np
 
 from pyllama_mtp.errors import NoMtpHeadError, UsageError
 from pyllama_mtp.files import check_room, check_target, replacing
-from pyllama_mtp.models.draftvocab import D2T, own_head
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES, Parser, TensorEntry, Value, parse_file
 from pyllama_mtp.models.ggufinfo import validate_model_file
-from pyllama_mtp.models.modelinfo import GGUFInfo
+from pyllama_mtp.models.modelinfo import D2T, GGUFInfo
 from pyllama_mtp.models.quantize import (
     FILE_TYPES,
     WEIGHT_TYPES,
@@ -74,7 +73,7 @@ def extract_head(
     tensors = [t for t in info.tensors if t.name == "output_norm.weight"]
     embedding = mine.get(f"{nextn}embed_tokens.weight", mine["token_embd.weight"])
     tensors.append(replace(embedding, name="token_embd.weight"))
-    lm_head = own_head(info) or mine.get("output.weight") or mine["token_embd.weight"]
+    lm_head = info.own_head or mine.get("output.weight") or mine["token_embd.weight"]
     if not same(lm_head, embedding):
         tensors.append(replace(lm_head, name="output.weight"))
     moved = (f"{nextn}embed_tokens.weight", f"{nextn}shared_head_head.weight")

@@ -18,7 +18,6 @@ from pyllama_mtp.errors import (
     PyllamaMtpError,
     UsageError,
 )
-from pyllama_mtp.models.draftvocab import trimmed_head
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD, find_head, is_head
@@ -129,7 +128,7 @@ def test_a_trimmed_head(tiny_dense: Path, tmp_path: Path) -> None:
     assert "d2t" not in tensors(read_gguf(trunk))
     for head in (beside, extract_head(inside, tmp_path / "h.gguf")):
         info = validate_model_file(trunk, head=head)
-        rows = trimmed_head(info)
+        rows = info.trimmed_head
         assert rows and rows.shape[1] == 5
         assert tensors(info) == tensors(read_gguf(inside))
 

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp.errors import ModelFileError
-from pyllama_mtp.models.draftvocab import trimmed_head, trimmed_head_ids
-from pyllama_mtp.models.ggufinfo import validate_model_file
+from pyllama_mtp.models.ggufinfo import trimmed_head_ids, validate_model_file
 
 from ..processes import Cli
 from ..trimmed import rewrite, tensors_of, write_trimmed
@@ -32,7 +31,7 @@ def test_a_trimmed_head(
     info = validate_model_file(
         write_trimmed(whole, tmp_path / "m.gguf", IDS, IDS.astype(dtype)), require_mtp=True
     )
-    head = trimmed_head(info)
+    head = info.trimmed_head
     assert head and head.name == HEAD and head.shape == (128, 5)
     ids = trimmed_head_ids(info)
     assert ids.dtype == np.int32 and ids.tolist() == IDS.tolist()
@@ -44,7 +43,7 @@ def test_a_whole_head_is_not_trimmed(tiny_dense: Path, tmp_path: Path) -> None:
     every = np.arange(2048)
     own = validate_model_file(write_trimmed(tiny_dense, tmp_path / "own.gguf", every, None))
     for info in (own, validate_model_file(tiny_dense)):
-        assert trimmed_head(info) is None
+        assert info.trimmed_head is None
         with pytest.raises(ModelFileError, match="no trimmed MTP head"):
             trimmed_head_ids(info)
     back = every[::-1].astype(np.int64)

@@ -20,8 +20,8 @@ from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import set_draft_head, use_own_head
 from pyllama_mtp.memory import resolve, simulate
-from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save, trimmed_head_ids
-from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
+from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_ids
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
 
