@@ -69,9 +69,7 @@ def _calibrate(engine: Engine, counts: list[int]) -> None:
     """Have the engine choose depths by costs of these numbers of sequences."""
     context = engine.head.context or engine.target
     settings = engine.settings
-    heads = engine.head.heads
-    rows = heads.chosen.kind if heads and heads.chosen else settings.draft_head_type
-    kinds = context.options.mtp_head, rows, settings.rollback
+    kinds = context.options.mtp_head, settings.draft_head_type, settings.rollback
     kept = Measured(engine.target, context.n_head, *kinds, engine.depth)
     costs: dict[int, Costs] | None = kept.load(dict[int, Costs])
     if (

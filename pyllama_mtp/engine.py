@@ -145,7 +145,7 @@ def _prompt_sync(model: Model, settings: Settings) -> str:
         ("prompt_sync", s.prompt_sync, ("auto", "full")),
         ("hidden", s.hidden, ("post-norm",)),
         ("draft_vocab", s.draft_vocab, (s.draft_vocab,) if part else ("auto", "full")),
-        ("draft_head_type", s.draft_head_type, HEAD_TYPES if part else ("auto", "file")),
+        ("draft_head_type", s.draft_head_type, HEAD_TYPES if part else ("file",)),
     ):
         if value not in usable:
             raise UsageError(

@@ -41,7 +41,7 @@ MOST_THREADS = 512  # GGML_MAX_N_THREADS
 #: Types for rows of the draft head. The last three need an importance matrix, and are refused where
 #: the head is made.
 HEAD_TYPES = (
-    *("auto", "file", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1"),
+    *("file", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1"),
     *("q4_0", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q3_k", "iq3_s", "iq3_xxs", "q2_k", "iq2_s"),
     *("iq2_xs", "iq2_xxs", "iq1_s"),
 )
@@ -174,18 +174,16 @@ class Settings:
             3.6 were trained, or before it.
         draft_vocab: tokens that can be drafted: the N best by the tokenizer; those of a file made
             by 'pyllama-mtp draft-vocab'; a list of ids (in Python); "full": all; "auto": as many as
-            pay. Fewer tokens make drafts cheaper, and never change the text. Where "auto" cannot
-            measure what pays, it takes 32,768 tokens of a vocabulary of more than twice as many. If
-            the model file has a trimmed MTP head, "auto" is that head, and "full" is refused.
+            pay, of a vocabulary of more than 65,536 tokens, by the bytes that drafts read, and
+            chosen again as text is seen; 32,768 with draft_sampling, imposed acceptance or RPC
+            workers. Fewer tokens make drafts cheaper, and never change the text. If the model file
+            has a trimmed MTP head, "auto" is that head, and "full" is refused.
         draft_follow: tokens of the text that the draft vocabulary lacks replace its least likely
             ones. Not with draft_sampling, nor at imposed acceptance.
         draft_head_type: type of the rows that drafts come from. "file": as in the model file. q8_0,
-            q6_k, q4_k, q4_0, ...: quantized when the session is made. "auto": "file" or q4_0,
-            whichever is faster; "file" if draft_vocab is given. One of HEAD_TYPES, without those
-            that need an importance matrix. Smaller types make drafts cheaper, lose a little
-            acceptance, and never change the text. If both are "auto" and the vocabulary has more
-            than 65,536 tokens, size and type are chosen together, when the session is made and
-            again as text is seen. Not with draft_sampling, imposed acceptance or RPC workers.
+            q6_k, q4_k, q4_0, ...: quantized when the session is made. One of HEAD_TYPES, without
+            those that need an importance matrix. Smaller types make drafts cheaper, lose some
+            acceptance, and never change the text.
         p_min: stop drafting at a token that the head gives less probability than this, 0 to 1,
             among its ten best candidates, as upstream's draft-mtp does.
         draft_sampling: draw drafts from the head's distribution, and accept them by rejection
@@ -229,7 +227,7 @@ class Settings:
     hidden: str = _cost("post-norm", words("post-norm", "pre-norm"))
     draft_vocab: str | int | tuple[int, ...] = _cost("auto", Kind(_draft_vocab), "N|FILE|full")
     draft_follow: bool = _cost(True, FLAG)
-    draft_head_type: str = _cost("auto", words(*HEAD_TYPES), "TYPE")
+    draft_head_type: str = _cost("file", words(*HEAD_TYPES), "TYPE")
     p_min: float = _speed(0.0, between(0, 1, "a probability from 0 to 1"), "P")
     draft_sampling: bool = _sampling(False, FLAG)
     checkpoints: int = _speed(

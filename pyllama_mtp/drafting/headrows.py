@@ -1,8 +1,8 @@
-"""The LM head for drafts: how many rows and of which type, and how they follow the text.
+"""The LM head for drafts: how many rows, and how they follow the text.
 
 More rows make each draft dearer; fewer rows leave out tokens, which then cannot be drafted. Both
-effects are known: the cost of a row is measured on this machine when a session is made, and the
-ranking says which tokens of the text each size of draft vocabulary leaves out.
+effects are known: a draft and a plain step take time in proportion to the bytes that they read, and
+the ranking says which tokens of the text each size of draft vocabulary leaves out.
 
 A draft vocabulary is the best part of a ranking, and no ranking knows the present text: tokens of
 names, of another language or of code may be missing, and are then never drafted. So tokens of the
@@ -27,9 +27,7 @@ from ..errors import InsufficientMemoryError
 from ..llama.context import Context
 from ..llama.drafthead import (
     DraftHead,
-    HeadCosts,
     HeadFile,
-    HeadRows,
     head_tensor,
     replace_draft_rows,
     set_draft_head,
@@ -46,25 +44,16 @@ log = logging.getLogger("pyllama_mtp")
 
 #: Draft vocabularies to choose from, beside the whole one.
 SIZES = (8192, 16384, 32768, 65536, 131072)
-#: The type that rows are quantized to where that makes them smaller: the quickest to quantize.
-SMALL = "q4_0"
-#: Share of accepted drafts that rows in SMALL keep. Published: none is lost at 2.6 bits.
-KEPT = 0.995
 #: Before any text: the share of tokens outside a draft vocabulary of PRIOR_SIZE, for other sizes in
 #: inverse proportion to the size; and how many tokens this prior is worth.
 #: Published for 32,768 of 248,320 tokens: mean accepted length 2.89 -> 2.64.
 PRIOR_OUTSIDE, PRIOR_SIZE, PRIOR_WEIGHT = 0.04, 32768, 256
-#: Guesses before any round: acceptance over the whole vocabulary, and the cost of a verification's
-#: further row in plain steps.
+#: Guesses: acceptance over the whole vocabulary, and the cost of a verification's further row in
+#: plain steps.
 ACCEPTANCE, ROW, DEPTH = 0.8, 0.3, 4
 #: Tokens after which a head is chosen again, at the next prompt; and how much faster another head
-#: must promise to be: clocks err, and rows have to be read, or quantized.
+#: must promise to be: these are guesses, and rows have to be read, or quantized.
 ENOUGH, BETTER = 512, 1.03
-#: Most bytes of the head in SMALL that is measured: more than caches hold, and less than a prompt
-#: takes afterwards. The best of some drafts counts.
-_BYTES, _REPEATS = 64 << 20, 6
-#: A byte of SMALL counts 0.6 to 3 times as much as a byte in the file, whatever was measured.
-_BETWEEN = (0.6, 3.0)
 #: Most rows that are replaced for a prompt, and after a round. On the 0.8B shape a row takes 2 us
 #: as it is in the file, 10 us in q4_0 and 70 us in q4_k.
 MOST_PER_PROMPT, MOST_PER_ROUND = 1024, 16
@@ -116,80 +105,49 @@ class HeadOption:
 
     Attributes:
         n_rows: tokens that it is over.
-        kind: type of its rows, "file" or a name in ggml.
         n_bytes: of its rows.
-        draft_s: seconds of one draft.
+        draft: the cost of one draft: seconds, or where nothing was measured the bytes that it
+            reads.
         outside: share of the text's tokens that cannot be drafted.
         speed_up: expected, at its best depth, against no MTP.
     """
 
     n_rows: int
-    kind: str
     n_bytes: int
-    draft_s: float
+    draft: float
     outside: float
     speed_up: float
 
 
-def kinds_of(file: HeadFile) -> dict[str, int]:
-    """Types to choose from, and the bytes of a row: the file's, and SMALL if that is smaller."""
-    found = {"file": file.row_bytes()}
-    small = file.row_bytes(SMALL)
-    if small and small < found["file"]:
-        found[SMALL] = small
-    return found
-
-
 def head_options(
-    costs: HeadCosts,
+    read: tuple[int, int],
     coverage: Coverage,
-    row_bytes: dict[str, int],
+    row_bytes: int,
     sizes: Sequence[int],
     measured: Costs | None = None,
+    byte_s: float = 1.0,
 ) -> list[HeadOption]:
     """All possible draft heads, the best first; of equals, the head with fewer rows.
 
     Args:
-        row_bytes: bytes of a row, by type.
+        read: bytes that a plain step reads, and the MTP block; see :func:`read_bytes`.
+        row_bytes: bytes of a row of the LM head.
         sizes: of draft vocabularies, the whole vocabulary's among them.
         measured: seconds of rounds, for the costs of verifications; None: guesses.
+        byte_s: seconds for each byte that a draft reads, beside `measured`.
     """
-    verify = tuple(costs.step * (1 + ROW * n) for n in range(DEPTH + 1))
+    step, block = read
+    verify = tuple(step * (1 + ROW * n) for n in range(DEPTH + 1))
     verify = measured.verify[1:] if measured else verify
     found = []
     for size in sizes:
         outside = coverage.outside(size)
-        for kind, n_bytes in row_bytes.items():
-            draft = costs.block + size * costs.row[kind]
-            rounds = Costs((0.0, *verify), tuple(n * draft for n in range(len(verify))))
-            kept = (1 - outside) * (1 if kind == "file" else KEPT)
-            rates = [ACCEPTANCE * kept] * rounds.limit
-            gain = speed(rounds, rates, best_depth(rounds, rates)) * rounds.plain
-            found.append(HeadOption(size, kind, size * n_bytes, draft, outside, gain))
+        draft = (block + size * row_bytes) * byte_s
+        rounds = Costs((0.0, *verify), tuple(n * draft for n in range(len(verify))))
+        rates = [ACCEPTANCE * (1 - outside)] * rounds.limit
+        gain = speed(rounds, rates, best_depth(rounds, rates)) * rounds.plain
+        found.append(HeadOption(size, size * row_bytes, draft, outside, gain))
     return sorted(found, key=lambda option: -option.speed_up)
-
-
-def measure_heads(context: Context, info: GGUFInfo, file: HeadFile) -> HeadCosts:
-    """Time drafts with the model's own head and with one of SMALL rows.
-
-    Times of the MTP block and of a plain step are in proportion to the bytes that they read.
-
-    Args:
-        context: an empty one with the MTP block and its own head, which it has again afterwards.
-    """
-    row_bytes = kinds_of(file)
-    step, block = read_bytes(info)
-    whole = _draft_s(context) / (block + info.n_vocab * row_bytes["file"])  # of a byte
-    row = {kind: n_bytes * whole for kind, n_bytes in row_bytes.items()}
-    if SMALL in row:
-        n = min(_BYTES // row_bytes[SMALL], info.n_vocab)
-        zeros = HeadRows(file.number(SMALL), np.zeros((n, row_bytes[SMALL]), np.uint8), "zeros")
-        set_draft_head(context, zeros, np.arange(n, dtype=np.int32))
-        found = (_draft_s(context) - block * whole) / n
-        row[SMALL] = min(max(found, _BETWEEN[0] * row[SMALL]), _BETWEEN[1] * row[SMALL])
-        use_own_head(context)  # before rows are read, so that memory never has both
-    context.clear()
-    return HeadCosts(block * whole, row, step * whole)
 
 
 def read_bytes(info: GGUFInfo) -> tuple[int, int]:
@@ -204,20 +162,6 @@ def read_bytes(info: GGUFInfo) -> tuple[int, int]:
         if not (looked_up or (own and any(part in tensor.name for part in mine))):
             totals[own] += tensor.nbytes * (share if "_exps." in tensor.name else 1.0)
     return int(totals[False]), int(totals[True])
-
-
-def _draft_s(context: Context) -> float:
-    """Seconds of one draft."""
-    none, zero = np.zeros(1, dtype=np.int8), np.zeros(1, dtype=np.int32)
-    context.clear()
-    context.decode(zero, 0, none)
-    times = []
-    for _ in range(_REPEATS + 1):  # the first one builds the graph
-        context.synchronize()
-        began = time.perf_counter()
-        context.draft(zero, zero, 1)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
 
 
 def follows(settings: Settings, head: DraftHead) -> bool:
@@ -299,7 +243,7 @@ class Heads:
     """The draft head of a context: chosen, kept in step with the text, and chosen again.
 
     Attributes:
-        chosen: the last choice of "auto"; None: there is no choice.
+        chosen: the last choice of draft_vocab "auto"; None: there is no choice.
     """
 
     def __init__(self, context: Context, model: Model, settings: Settings) -> None:
@@ -312,16 +256,16 @@ class Heads:
         self._judged = 0  # tokens of the text when the head was chosen last
         self.chosen: HeadOption | None = None
         spec, kind = settings.draft_vocab, settings.draft_head_type
-        if (spec, kind) == ("auto", "auto") and self._can_choose():
-            self._begin()
+        if spec == "auto" and self._can_choose():
+            self._begin(HeadFile(model.info, kind).row_bytes(kind))
         else:
-            self._use(spec, "file" if kind == "auto" else kind)
+            self._use(spec)
 
     def _can_choose(self) -> bool:
         """Whether there is a choice, and meaningful text to judge it by.
 
-        No choice where the text of a seed must not depend on measurements, with RPC workers, or in
-        a context of the MTP head alone, whose costs are not measured.
+        No choice where drafts must not depend on texts of the past, with RPC workers, or in a
+        context of the MTP head alone, whose costs are others.
         """
         s, model = self._settings, self._model
         if self._context.options.mtp_head:
@@ -332,37 +276,42 @@ class Heads:
             return False
         return model.n_vocab > 2 * DEFAULT_SIZE and model.ranking is not None
 
-    def _begin(self) -> None:
+    def _begin(self, row_bytes: int) -> None:
         model, ranked = self._model, self._model.ranking
         assert ranked is not None
-        self._file = HeadFile(model.info)
+        self._row_bytes, self._read = row_bytes, read_bytes(model.info)
         self._sizes = [*(size for size in SIZES if size < model.n_vocab), model.n_vocab]
         self._coverage = Coverage(ranked, self._sizes, self._settings.draft_follow)
-        if not model.head_costs:
-            model.head_costs = measure_heads(self._context, model.info, self._file)
         self._choose()
 
     def table(self, measured: Costs | None = None) -> list[HeadOption]:
         """The heads to choose from by the text so far, see :func:`head_options`; empty: there is no
-        choice."""
-        if not (self._coverage and self._model.head_costs):
+        choice.
+
+        Args:
+            measured: seconds of rounds with the present head.
+        """
+        if not self._coverage:
             return []
-        given = self._model.head_costs, self._coverage, kinds_of(self._file), self._sizes
-        return head_options(*given, measured)
+        byte_s = 1.0
+        if measured and self.chosen:
+            byte_s = measured.draft[1] / (self._read[1] + self.chosen.n_bytes)
+        given = self._read, self._coverage, self._row_bytes, self._sizes
+        return head_options(*given, measured, byte_s)
 
     def _choose(self) -> None:
         """Take the best head if it is BETTER than the present one, which has DEFAULT_SIZE rows at
         first."""
         found, now = self.table(), self.chosen
-        given = (now.n_rows, now.kind) if now else (DEFAULT_SIZE, "file")
+        given = now.n_rows if now else DEFAULT_SIZE
         best = found[0]
         for one in found:
-            if (one.n_rows, one.kind) == given and best.speed_up < BETTER * one.speed_up:
+            if one.n_rows == given and best.speed_up < BETTER * one.speed_up:
                 best = one
-        if now and (best.n_rows, best.kind) == given:
+        if now and best.n_rows == given:
             return
         try:
-            self._use("full" if best.n_rows == self._model.n_vocab else best.n_rows, best.kind)
+            self._use("full" if best.n_rows == self._model.n_vocab else best.n_rows)
         except InsufficientMemoryError as error:
             if not now:
                 raise
@@ -370,13 +319,12 @@ class Heads:
             return
         self.chosen = best
         log.info(
-            "drafts come from %d rows of %s: %.1f MB, %.2f ms a draft, %.1f %% of tokens outside",
-            *(best.n_rows, "the file" if best.kind == "file" else best.kind, best.n_bytes / 1e6),
-            *(1e3 * best.draft_s, 100 * best.outside),
+            "drafts come from %d rows: %.1f MB, %.1f %% of tokens outside",
+            *(best.n_rows, best.n_bytes / 1e6, 100 * best.outside),
         )
 
-    def _use(self, spec: str | int | tuple[int, ...], kind: str) -> None:
-        head = self._model.draft_head(spec, kind)
+    def _use(self, spec: str | int | tuple[int, ...]) -> None:
+        head = self._model.draft_head(spec, self._settings.draft_head_type)
         rows = head.rows() if head else None
         unread = rows is None and self._model.options.no_alloc  # a trimmed head of the file
         if not head or unread:

@@ -44,15 +44,6 @@ class HeadRows:
     name: str
 
 
-@dataclass(frozen=True)
-class HeadCosts:
-    """Seconds of a draft: the MTP block, a row of the LM head by its type; and of a plain step."""
-
-    block: float
-    row: dict[str, float]
-    step: float
-
-
 class HeadFile:
     """The LM head in a model file that the MTP head drafts with, and the type its rows are given.
 

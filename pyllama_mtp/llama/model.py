@@ -31,7 +31,7 @@ from ..models.ggufinfo import validate_model_file
 from ..models.modelinfo import GGUFInfo
 from ..settings import Sampling
 from . import chat, native, rpc, trial
-from .drafthead import DraftHead, HeadCosts, draft_head
+from .drafthead import DraftHead, draft_head
 from .modeloptions import Adapters, ModelArguments, ModelOptions, head_arguments, read_adapter
 from .owned import OfThisProcess, Owned
 
@@ -71,9 +71,6 @@ class Model(Owned, OfThisProcess):
     """Weights and vocabulary of a GGUF file. A context manager; closing it closes its contexts.
 
     Several threads may use one model, each with sessions of its own. A forked child may not use it.
-
-    Attributes:
-        head_costs: costs of drafts, once a session has measured them.
     """
 
     def __init__(
@@ -160,7 +157,6 @@ class Model(Owned, OfThisProcess):
         self.n_swa = int(self._lib.llama_model_n_swa(self._handle))
         self.name = self.info.name or self.path.stem
         self.architecture = self.info.architecture
-        self.head_costs: HeadCosts | None = None
         self._draft_head: tuple[tuple[object, str], DraftHead | None] | None = None
 
     @classmethod

@@ -402,20 +402,21 @@ def ubatch_advice(cells: Sequence[Cell], usual: int) -> tuple[str, int]:
 
 def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> str:
     """The draft heads to choose from, the best first, and which one "auto" took; "" where there is
-    no choice."""
+    no choice. `options`: with drafts in seconds."""
     if not options or not chosen:
         return ""
-    headings = ["draft vocabulary", "type", "MB", "ms per draft", "outside %", "expected speed"]
+    headings = ["draft vocabulary", "MB", "ms per draft", "outside %", "expected speed"]
     lines = []
     for one in options:
-        figures = f"{one.n_bytes / 1e6:.1f}", f"{1e3 * one.draft_s:.2f}"
-        gain = f"{100 * one.outside:.1f}", f"{one.speed_up:.2f}x"
-        lines.append([f"{one.n_rows}", one.kind, *figures, *gain])
+        figures = f"{one.n_bytes / 1e6:.1f}", f"{1e3 * one.draft:.2f}"
+        lines.append(
+            [f"{one.n_rows}", *figures, f"{100 * one.outside:.1f}", f"{one.speed_up:.2f}x"]
+        )
     table = to_markdown(headings, lines)
     return (
-        f"{table}\n\noutside: tokens of the text so far that the vocabulary would lack (before 256 "
-        "are seen, mostly what is usual). expected speed: at the best depth against no MTP, "
-        f"at {percent(TYPICAL_ACCEPTANCE)} acceptance of what can be drafted. "
-        f'"auto" has taken {chosen.n_rows} tokens, type {chosen.kind}; --draft-vocab and '
-        "--draft-head-type take another."
+        f"{table}\n\nms per draft: by the bytes that it reads, from the time measured with "
+        f"{chosen.n_rows} tokens. outside: tokens of the text so far that the vocabulary would "
+        "lack (before 256 are seen, mostly what is usual). expected speed: at the best depth "
+        f"against no MTP, at {percent(TYPICAL_ACCEPTANCE)} acceptance of what can be drafted. "
+        f'"auto" has taken {chosen.n_rows} tokens; --draft-vocab takes another number.'
     )

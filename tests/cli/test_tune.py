@@ -45,6 +45,6 @@ def test_what_the_draft_head_could_be(program: Program, tmp_path: Path) -> None:
     assert "Not compared: --n-ubatch" in out, "256 tokens have no room for it"
     lines = out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| draft vocabulary"))
-    shown = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in lines[start + 2 :]}
-    sizes = (8192, 16384, 32768, 65536, 70_000)
-    assert {(str(size), kind) for size in sizes for kind in ("file", "q4_0")} <= shown
+    rows = [line.split("|")[1:] for line in lines[start + 2 : start + 7]]
+    assert {int(row[0]) for row in rows} == {8192, 16384, 32768, 65536, 70_000}
+    assert len({round(float(row[2]), 3) for row in rows}) > 1, "milliseconds, by bytes"

@@ -51,8 +51,8 @@ def test_what_would_end_the_process_ends_a_child(tmp_path: Path, children: list[
 def test_a_child_that_hangs(
     llama: Path, children: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "_CHILD", "import sys, time; print('x', file=sys.stderr, flush=True)"
-                        "; time.sleep(60)")  # fmt: skip
+    hangs = "import sys, time; print('x', file=sys.stderr, flush=True); time.sleep(60)"
+    monkeypatch.setattr(trial.child, "_CHILD", hangs)
     monkeypatch.setattr(trial, "LEAST_S", 0.5)
     with pytest.raises(ModelFileError, match="did not come to an end: x"):
         Model(llama)
@@ -90,7 +90,7 @@ def test_errors_of_a_child_are_errors_here(
     with pytest.raises(UnsupportedArchitectureError, match="does not know architecture 'llama9'"):
         Model(write_model(tmp_path / "new.gguf", "llama9"))
     child = "import json; print(json.dumps({'error': 'InsufficientMemoryError', 'message': 'no'}))"
-    monkeypatch.setattr(trial, "_CHILD", child)
+    monkeypatch.setattr(trial.child, "_CHILD", child)
     monkeypatch.setattr(trial, "_passed", set())
     with pytest.raises(InsufficientMemoryError, match="no"):
         Model(llama)

@@ -7,9 +7,9 @@ from types import ModuleType
 import pytest
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.files import decode_text
 from pyllama_mtp.measure.prompts import (
     Workload,
-    decode_text,
     docstrings,
     source_of_prompts,
     stdlib_texts,

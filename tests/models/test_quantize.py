@@ -154,7 +154,7 @@ def test_interruption_ends_the_library(
     says = "print('DEBUG\\t[ 1/ 9] blk.0.ffn_up.weight - [ 1], type = f16,', flush=True)"
     goes_on = f"import time; time.sleep(3); open({str(went_on)!r}, 'w')"
     monkeypatch.setattr(quantize, "choose_types", lambda *arguments: types)
-    monkeypatch.setattr(quantize, "_CHILD", f"{says}; {goes_on}")
+    monkeypatch.setattr(quantize.child, "_CHILD", f"{says}; {goes_on}")
 
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -168,7 +168,7 @@ def test_interruption_ends_the_library(
 def test_a_library_that_ends_its_process(
     f16: Path, child: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize, "_CHILD", child)
+    monkeypatch.setattr(quantize.child, "_CHILD", child)
     with pytest.raises(PyllamaMtpError, match="the process that quantizes ended"):
         quantize_model(f16, tmp_path / "q.gguf", "q4_0")
     assert not list(tmp_path.iterdir())

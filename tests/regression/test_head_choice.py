@@ -8,12 +8,11 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.drafting import headrows
-from pyllama_mtp.drafting.headrows import HeadCosts
 
 from .support import draft_ids, engine_of, greedy, settings, written
 
-#: Seconds of a row at which the whole vocabulary of the demo model pays, or 256 tokens of it.
-FREE, DEAR = 1e-12, 2e-5
+#: Bytes of a plain step, and of the MTP block, beside which all rows of the demo model pay, or 256.
+FREE, DEAR = (1 << 40, 1 << 30), (1 << 20, 1 << 10)
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model(demo_file: Path, small: None) -> Model:
-    """The demo model, by itself: what was measured is kept with it."""
+    """The demo model, by itself: its draft head is kept with it."""
     with Model(demo_file) as found:
         yield found
 
@@ -36,32 +35,24 @@ def n_rows(session: Session) -> int:
     return session.model.n_vocab if ids is None else len(ids)
 
 
-def cost(file: float, q4_0: float) -> HeadCosts:
-    return HeadCosts(0.001, {"file": file, "q4_0": q4_0}, 0.04)
-
-
-@pytest.mark.parametrize(
-    ("costs", "rows", "kind"),
-    [
-        (cost(FREE, FREE), 2048, "file"),
-        (cost(DEAR, DEAR), 256, "file"),
-        (cost(DEAR, FREE), 2048, "q4_0"),
-        (cost(DEAR, DEAR / 4), 256, "q4_0"),
-    ],
-    ids=["free", "dear", "free in q4_0", "dear, less so in q4_0"],
-)
+@pytest.mark.parametrize(("read", "rows"), [(FREE, 2048), (DEAR, 256)], ids=["free", "dear"])
+@pytest.mark.parametrize("kind", ["file", "q4_0"])
 def test_it_is_the_best_and_the_text_is_the_same(
-    model: Model, demo_prompts: list[str], costs: HeadCosts, rows: int, kind: str
+    model: Model,
+    demo_prompts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    read: tuple[int, int],
+    rows: int,
+    kind: str,
 ) -> None:
     prompt = model.tokenize(demo_prompts[0], parse_special=True)
-    model.head_costs = costs
+    monkeypatch.setattr(headrows, "read_bytes", lambda info: read)
     plain = written(model, prompt, 32, 0).tokens
-    with Session(model, settings(3)) as session:
+    with Session(model, settings(3, draft_head_type=kind)) as session:
         assert n_rows(session) == rows
         chosen = engine_of(session).head.heads
-        assert (
-            chosen and chosen.chosen and (chosen.chosen.n_rows, chosen.chosen.kind) == (rows, kind)
-        )
+        assert chosen and chosen.chosen and chosen.chosen.n_rows == rows
+        assert len(chosen.table()) == 4
         run = greedy(session, prompt, 32)
         assert run.tokens == plain and sum(run.telemetry.accepted) > 0
 
@@ -70,24 +61,12 @@ def test_it_is_the_best_and_the_text_is_the_same(
 def test_the_usual_one_unless_another_is_clearly_better(
     model: Model, monkeypatch: pytest.MonkeyPatch, better: float, rows: int
 ) -> None:
-    """Clocks err."""
+    """Costs are guesses."""
     monkeypatch.setattr(headrows, "DEFAULT_SIZE", 512)
     monkeypatch.setattr(headrows, "BETTER", better)
-    model.head_costs = cost(DEAR, DEAR)
+    monkeypatch.setattr(headrows, "read_bytes", lambda info: DEAR)
     with Session(model, settings(3)) as session:
         assert n_rows(session) == rows
-
-
-def test_measured_costs(model: Model) -> None:
-    """Costs are measured once for a model, of every type, and the context is as new."""
-    with Session(model, settings(2)) as session:
-        found = model.head_costs
-        assert found and found.block > 0 and found.step > 0
-        assert found.row.keys() == {"file", "q4_0"} and min(found.row.values()) > 0
-        assert engine_of(session).target.n_past == 0
-        assert engine_of(session).head.heads and len(engine_of(session).head.heads.table()) == 8
-    with Session(model, settings(2)):
-        assert model.head_costs is found
 
 
 def test_it_is_chosen_again_when_the_text_needs_it(
@@ -98,7 +77,7 @@ def test_it_is_chosen_again_when_the_text_needs_it(
     monkeypatch.setattr(headrows, "PRIOR_WEIGHT", 1)
     monkeypatch.setattr(headrows, "ENOUGH", 40)
     prompts = [model.tokenize(text, parse_special=True) for text in demo_prompts[:4]]
-    model.head_costs = cost(1e-7, 1e-7)
+    monkeypatch.setattr(headrows, "read_bytes", lambda info: (160 << 20, 4 << 20))
     with Session(model, settings(0)) as session:
         plain = [greedy(session, prompt, 48).tokens for prompt in prompts]
     found, rows = [], []
@@ -114,7 +93,6 @@ def test_it_is_chosen_again_when_the_text_needs_it(
 OTHERWISE = {
     "a size": {"draft_vocab": 512},
     "the whole": {"draft_vocab": "full"},
-    "a type": {"draft_head_type": "q8_0"},
     "drawn drafts": {"draft_sampling": True},
     "imposed acceptance": {"synthetic_acceptance": (0.5, 0.5)},
 }
@@ -125,7 +103,6 @@ def test_where_there_is_no_choice(model: Model, options: dict[str, object]) -> N
     with Session(model, settings(2, **options)) as session:
         chosen = engine_of(session).head.heads
         assert chosen and chosen.chosen is None and chosen.table() == []
-    assert model.head_costs is None
 
 
 def test_small_vocabularies(demo: Model) -> None:

@@ -1,23 +1,13 @@
-"""Which draft head is chosen: by what drafts cost, and by what a vocabulary leaves out."""
+"""Which draft head is chosen: by what drafts read, and by what a vocabulary leaves out."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pyllama_mtp.drafting import headrows
 from pyllama_mtp.drafting.depth import Costs
-from pyllama_mtp.drafting.headrows import (
-    Coverage,
-    HeadCosts,
-    HeadOption,
-    head_options,
-    kinds_of,
-    read_bytes,
-)
-from pyllama_mtp.llama.drafthead import HeadFile
+from pyllama_mtp.drafting.headrows import Coverage, HeadOption, head_options, read_bytes
 from pyllama_mtp.measure.worth import heads_markdown
 from pyllama_mtp.models.ggufheader import TensorEntry
 from pyllama_mtp.models.modelinfo import GGUFInfo
@@ -26,7 +16,8 @@ from ..fakes import like
 
 N_VOCAB = 200_000
 SIZES = (16384, 32768, 65536, N_VOCAB)
-ROW_BYTES = {"file": 1088, "q4_0": 576}
+#: Bytes of a plain step, and of the MTP block.
+READ = (400_000_000, 10_000_000)
 #: From the most to the least useful: the highest ids first.
 RANKED = np.arange(N_VOCAB, dtype=np.int32)[::-1].copy()
 
@@ -35,12 +26,8 @@ def coverage(**options: bool) -> Coverage:
     return Coverage(RANKED, SIZES, **options)
 
 
-def costs(row: float, row_q4_0: float, block: float = 0.001, step: float = 0.04) -> HeadCosts:
-    return HeadCosts(block, {"file": row, "q4_0": row_q4_0}, step)
-
-
-def best(given: HeadCosts, text: Coverage | None = None) -> HeadOption:
-    return head_options(given, text or coverage(), ROW_BYTES, SIZES)[0]
+def best(row_bytes: int, text: Coverage | None = None) -> HeadOption:
+    return head_options(READ, text or coverage(), row_bytes, SIZES)[0]
 
 
 def see(text: Coverage, rank: int, n: int) -> None:
@@ -49,25 +36,14 @@ def see(text: Coverage, rank: int, n: int) -> None:
 
 
 def test_free_rows_are_all_taken_and_dear_ones_avoided() -> None:
-    """ "file" where it costs no more, as nothing is lost."""
-    assert (best(costs(1e-12, 1e-12)).n_rows, best(costs(1e-12, 1e-12)).kind) == (N_VOCAB, "file")
-    assert best(costs(2e-6, 2e-6)).n_rows == SIZES[0]
-
-
-def test_a_type_is_chosen_for_its_cost_not_for_its_bytes() -> None:
-    """Half of the bytes at the same cost are no gain: some kernels are bound by computing."""
-    assert best(costs(5e-8, 5e-8)).kind == "file"
-    assert best(costs(5e-8, 2.5e-8)).kind == "q4_0"
-    assert best(costs(5e-8, 2.5e-8)).n_bytes == 576 * best(costs(5e-8, 2.5e-8)).n_rows
-
-
-def test_cheaper_rows_buy_more_of_them() -> None:
-    assert best(costs(1e-7, 1e-8)).n_rows > best(costs(1e-7, 1e-7)).n_rows
+    assert best(0).n_rows == N_VOCAB
+    assert best(20_000).n_rows == SIZES[0]
+    assert best(20_000).n_bytes == 20_000 * SIZES[0]
 
 
 def test_the_text_decides() -> None:
     """Tokens that a size would leave out speak for a larger one, those inside for a smaller."""
-    given, rare, common = costs(4e-8, 4e-8), coverage(), coverage()
+    given, rare, common = 400, coverage(), coverage()
     before = best(given).n_rows
     for _ in range(20):
         common.see(RANKED[:100], counts=True)
@@ -106,24 +82,12 @@ def test_measured_rounds_replace_what_is_believed() -> None:
     """Verification that costs nothing makes the same drafts dearer by comparison."""
     cheap = Costs((0.0, *(0.04 for _ in range(5))), tuple(0.01 * n for n in range(5)))
     dear = Costs((0.0, *(0.04 * n for n in range(1, 6))), tuple(0.01 * n for n in range(5)))
-    given = costs(4e-8, 4e-8), coverage(), ROW_BYTES, SIZES
-    speeds = [head_options(*given, measured)[0].speed_up for measured in (cheap, None, dear)]
+    byte_s = 0.04 / READ[0]
+    given = READ, coverage(), 400, SIZES
+    speeds = [
+        head_options(*given, measured, byte_s)[0].speed_up for measured in (cheap, None, dear)
+    ]
     assert speeds == sorted(speeds, reverse=True) and speeds[0] > 2 > speeds[2] >= 1
-
-
-def file_of(rows: dict[str, int]) -> Any:
-    """A model file by the bytes of a row of its head, by type."""
-    return like(HeadFile, row_bytes=lambda kind="file": rows[kind])
-
-
-def test_types_to_choose_from() -> None:
-    """q4_0 where it is smaller, and rows are whole blocks of it."""
-    for rows, wanted in (
-        ({"file": 1088, "q4_0": 576}, ["file", "q4_0"]),
-        ({"file": 336, "q4_0": 576}, ["file"]),
-        ({"file": 2080, "q4_0": 0}, ["file"]),
-    ):
-        assert list(kinds_of(file_of(rows))) == wanted
 
 
 def test_bytes_that_are_read() -> None:
@@ -147,9 +111,9 @@ def test_bytes_that_are_read() -> None:
 
 
 def test_the_table() -> None:
-    option = HeadOption(32768, "q4_0", 18_874_368, 0.00259, 0.04, 1.358)
+    option = HeadOption(32768, 18_874_368, 0.00259, 0.04, 1.358)
     lines = heads_markdown([option], option).splitlines()
-    assert lines[0].startswith("| draft vocabulary | type | MB | ms per draft | outside % |")
-    assert lines[2] == "| 32768 | q4_0 | 18.9 | 2.59 | 4.0 | 1.36x |"
-    assert '"auto" has taken 32768 tokens, type q4_0' in lines[-1]
+    assert lines[0].startswith("| draft vocabulary | MB | ms per draft | outside % |")
+    assert lines[2] == "| 32768 | 18.9 | 2.59 | 4.0 | 1.36x |"
+    assert '"auto" has taken 32768 tokens' in lines[-1]
     assert heads_markdown([], None) == ""

@@ -39,7 +39,7 @@ BAD_SETTINGS = [
     ("draft_vocab", "", "'auto', 'full', a number of tokens from 256, or a file"),
     ("draft_vocab", 255, "a number of tokens from 256"),
     ("draft_vocab", True, "a number of tokens from 256"),
-    ("draft_head_type", "q4_2", "one of auto, file, f32"),
+    ("draft_head_type", "q4_2", "one of file, f32"),
     ("checkpoints", -1, "from 0 (none) to 30"),
     ("checkpoints", 31, "from 0 (none) to 30"),
     ("p_min", 1.1, "0 to 1"),
