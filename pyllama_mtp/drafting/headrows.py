@@ -272,7 +272,7 @@ class Heads:
             return False
         if s.draft_sampling or s.synthetic_acceptance is not None or model.rpc_servers:
             return False
-        if model.options.no_alloc or head_tensor(model.info).name in model.adapters.changed:
+        if head_tensor(model.info).name in model.adapters.changed:
             return False
         return model.n_vocab > 2 * DEFAULT_SIZE and model.ranking is not None
 

@@ -238,15 +238,3 @@ def test_places_count_with_their_checkpoints(demo: Model) -> None:
         session.process(made_up(demo, 100).tolist())
         state = len(engine_of(session).target.save_state(recurrent_only=True))
     assert more.total - plain.total == pytest.approx(6 * state, rel=TOLERANCE, abs=2**12)
-
-
-def test_no_head_is_measured_without_memory(
-    demo_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where "auto" would choose the draft head, an estimate takes the usual one."""
-    monkeypatch.setattr("pyllama_mtp.drafting.headrows.DEFAULT_SIZE", 300)
-    measured: list[object] = []
-    monkeypatch.setattr("pyllama_mtp.drafting.headrows.measure_heads", measured.append)
-    with Model(demo_file, no_alloc=True) as twin:
-        simulate(twin, resolve(Settings(n_ctx=512, n_threads=1), twin))
-    assert not measured
