@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchkit import BENCH, RESULTS
-from benchkit.model import OTHERS, SYNTHETIC, make_models
+from benchkit.model import OTHERS, SYNTHETIC, make_models, make_picture
 from benchkit.speedpage import fragment, write_page
 
 from pyllama_mtp import bench
@@ -44,7 +44,7 @@ class Section:
     """A matrix command for each of some models.
 
     Attributes:
-        options: of `pyllama-mtp matrix`.
+        options: of `pyllama-mtp matrix`; {models} is the folder of the models.
         models: names of files, without ".gguf".
     """
 
@@ -75,6 +75,10 @@ SECTIONS = (
     Section("classes", "Real text by class of prompt: the demo model",
             "--classes code,factual,instruction,thinking -p 192 -n 96 --depths 0,1,2,3,auto "
             "--threads 1 --repeat 9"),
+    Section("images", "Prompts with an image and without, beside llama-server",
+            "-p 288,512 -n 128 --depths 0,3 --classes text,image --image {models}/picture.png "
+            "--mmproj {models}/encoder-0.8b.gguf --no-ngram --repeat 3 --peers llama-server",
+            ("0.8b-q4_k_m",)),
     Section("gpu", "On a GPU",
             f"-p 1k,8k,32k -n 192 --depths 0,2,3,4,auto --no-ngram --repeat 3 {PEERS}",
             ("qwen3.6-27b", "qwen3.6-35b-a3b")),
@@ -91,7 +95,8 @@ def missing_samples(records: Path, model: str) -> int | None:
 def command(section: Section, model: str, args: argparse.Namespace, records: Path) -> list[str]:
     """The words of a matrix command, without the program's."""
     # As many threads whatever else runs, or a run could not go on.
-    words = ["--threads", str(args.threads), *section.options.split(), "--output", str(records)]
+    options = [word.format(models=args.models) for word in section.options.split()]
+    words = ["--threads", str(args.threads), *options, "--output", str(records)]
     words += [] if model == DEMO else ["-m", str(args.models / f"{model}.gguf")]
     words += ["--repeat", "1", "-n", "8"] if args.quick else []
     return [*words, *["--resume"] * (missing_samples(records, model) is not None)]
@@ -102,6 +107,8 @@ def measure(section: Section, args: argparse.Namespace, folder: Path, end: float
     records, failed = folder / f"{section.name}.jsonl", False
     models = [name for name in section.models if not args.files or name in args.files]
     make_models(args.models, [name for name in models if name != DEMO])
+    if "--image" in section.options:
+        make_picture(args.models)
     if "--peers" in section.options:
         subprocess.run([sys.executable, BENCH / "peers.py"], check=True)
     for model in models:

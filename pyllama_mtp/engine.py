@@ -378,6 +378,7 @@ class Engine:
         start, request, image = len(sequence.tokens), sequence.request, placed.image
         end, first = min(placed.end, start + self.target.n_batch), sequence.position(placed.start)
         part = slice(start - placed.start, end - placed.start)
+        began = time.perf_counter()
         after = first + image.n_positions
         rows, positions = image.rows[part], first + image.positions[part]
         self.target.decode_rows(rows, positions, after, sequence.id)
@@ -387,6 +388,11 @@ class Engine:
         if end == placed.end and sequence.checkpoints.limit:  # another question about it may come
             state = self.target.save_state(recurrent_only=True, seq=sequence.id)
             sequence.checkpoints.add(Checkpoint(end, state))
+        if end == placed.end:
+            self.target.synchronize()  # or the time of the rows would count as the text's
+        for telemetry in sequence.counts:
+            took = time.perf_counter() - began
+            telemetry.time_s["image"] = telemetry.time_s.get("image", 0.0) + took
         request.answer.telemetry.n_left = len(request.prompt) - end
         self.intact = True
 

@@ -64,7 +64,8 @@ class Telemetry:
         rounds: verification passes, those without a draft included.
         time_s: decode time by phase: draft, verify, sampling, sync (rolling back rejected drafts;
             in upstream's way also keeping the head in step). "prompt_sync" is the part of prefill_s
-            that upstream's way spends on keeping the head in step.
+            that upstream's way spends on keeping the head in step; "image", if there are any, the
+            part in which rows of images were processed.
         prompt_sync: how the MTP head was kept in step: "kv", "full", "" without MTP.
         output_bytes: bytes of logits and greedy tokens that decodes have copied to the host, those
             of drafts and of the prompt's last row included; 0 with upstream's library.

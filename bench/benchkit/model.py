@@ -7,7 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from benchkit import BENCH, ROOT
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.models.synth import write_synthetic
 
 SHAPE, TYPE = "qwen3.5-0.8b", "q8_0"
@@ -40,6 +44,18 @@ def synthetic(shape: str, head_noise: float | None = None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_synthetic(path, shape, TYPE, head_noise=head_noise)
     return path
+
+
+def make_picture(folder: Path) -> None:
+    """Write `picture.png` (256 tokens) and `encoder-0.8b.gguf`, a tower of random weights with 98
+    million parameters, unless they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (picture := folder / "picture.png").exists():
+        noise = np.random.default_rng(34).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((512, 512), Image.Resampling.BICUBIC).save(picture)
+    if not (encoder := folder / "encoder-0.8b.gguf").exists():
+        tower = {"width": 768, "n_heads": 12, "n_ff": 3072, "n_blocks": 12, "image": 768}
+        write_synthetic_mmproj(encoder, 1024, **tower)
 
 
 def make_models(folder: Path, names: Sequence[str]) -> None:

@@ -51,6 +51,9 @@ def compared(cells: Sequence[Cell]) -> Iterator[tuple[str, Cell | None, Cell | N
     yield "prompt with MTP to without", fixed, plain, "prefill_tps"
     yield "prompt to llama-bench's", plain, best_of(llama_bench), "prefill_tps"
     yield "prompt, the same library again", same, plain, "prefill_tps"
+    if any(cell.image for cell in ours):
+        alike = best_of([cell for cell in server if not cell.n_max])
+        yield "encoding and prompt to llama-server's", plain, alike, "prompt_tps"
 
 
 def words(ratio: Ratio, chosen: str) -> str:

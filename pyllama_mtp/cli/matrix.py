@@ -20,6 +20,7 @@ examples:
   pyllama-mtp matrix --depths 0,3 --rows all,last --sync full,kv
   pyllama-mtp matrix --variants upstream,patched --output libraries.jsonl
   pyllama-mtp matrix --depths 0,3 --peers llama-server,llama-bench
+  pyllama-mtp matrix -m model.gguf --image photo.jpg -p 1k --depths 0,3
   pyllama-mtp matrix --output-mode code --max-tokens 16384 --depths 0,3,4
   pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6
 """
@@ -52,11 +53,13 @@ from pyllama_mtp.cli import (
 )
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import read_text
-from pyllama_mtp.measure.plan import PEERS, PLAIN_AXES, SWITCHES, Plan
+from pyllama_mtp.measure.plan import IMAGE, PEERS, PLAIN_AXES, SWITCHES, Plan, usual_classes
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
     from pyllama_mtp.measure.figures import Cell
+    from pyllama_mtp.measure.images import Picture
+    from pyllama_mtp.measure.plan import ImageFile
     from pyllama_mtp.measure.records import Records
     from pyllama_mtp.measure.run import Matrix, MatrixEvent, MatrixRequest
 
@@ -93,7 +96,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         *("-p", "--prompt-sizes"),
         type=parsing.comma_list(parsing.tokens),
         metavar="TOKENS,...",
-        help=f"prompt sizes in tokens; 1k is 1024 (default: {','.join(map(str, SIZES))})",
+        help="prompt sizes in tokens, those of an image among them; 1k is 1024 (default: "
+        f"{','.join(map(str, SIZES))})",
     )
     parsing.add_whole(
         group,
@@ -122,11 +126,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--classes",
         type=parsing.comma_list(str),
-        default="text",
         metavar="CLASS,...",
-        help="kinds of prompts: text (documentation to continue), source (programs to continue); "
+        help="kinds of prompts: text (documentation to continue; the default), source (programs to "
+        "continue), image (text after --image, whose default it is; text,image measures both); "
         "questions in a chat, after a text of the size: factual, thinking, code, instruction",
     )
+    group.add_argument(
+        "--image",
+        metavar="FILE",
+        help="an image with which the prompts begin. It is encoded anew for each sample, and the "
+        "time for that is shown apart from the prefill",
+    )
+    options.add_vision_option(group)
     group.add_argument(
         "--prompt-file",
         metavar="FILE",
@@ -274,6 +285,7 @@ def _with_defaults(args: argparse.Namespace, first: bool) -> argparse.Namespace:
         own.repeat = REPEAT if args.model else DEMO_REPEAT
         usual = None if args.model else FIRST_BUDGET if first else DEMO_BUDGET
         own.budget = args.budget or usual
+    own.classes = usual_classes(args.classes, args.image)
     own.usual_sizes = args.prompt_sizes is None
     own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if first else SIZES)
     if args.max_tokens is None:
@@ -305,14 +317,15 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
             f"{libraries[0]} is the first of --variants and has no process of its own; name the "
             "plain library first"
         )
-    plan = make_plan(args)
-    if args.prompt_file is not None and plan.classes != ("text",):
+    picture = _picture(args)
+    plan = make_plan(args, picture.file if picture else None)
+    if args.prompt_file is not None and not {*plan.classes} <= {"text", IMAGE}:
         raise UsageError("--prompt-file gives the text of all prompts; leave --classes out")
     for name in plan.classes:
         check_class(name)
     if args.output_mode == "code" and plan.classes != ("text",):
         raise UsageError(
-            "--output-mode code asks for code, whatever the class; leave --classes out"
+            "--output-mode code asks for code, whatever the class; leave --classes and --image out"
         )
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
     plan = msgspec.structs.replace(
@@ -336,6 +349,7 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
         libraries,
         options.placement(args),
         texts,
+        picture=picture,
         budget_s=budget(args),
         output=None if args.no_output else args.output,
         resume=args.resume,
@@ -346,7 +360,22 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
     )
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
+def _picture(args: argparse.Namespace) -> Picture | None:
+    """The image of --image."""
+    from pyllama_mtp.measure.images import Picture
+
+    if args.image is None:
+        if args.mmproj is not None:
+            raise UsageError("--mmproj is the encoder of --image; give an image, or leave it out")
+        return None
+    if args.mmproj == "none":
+        raise UsageError("--image needs an encoder, which --mmproj none leaves out")
+    if args.profile:
+        raise UsageError("--profile times prompts of text; leave --image out")
+    return Picture.read(Path(args.image), args.mmproj)
+
+
+def make_plan(args: argparse.Namespace, image: ImageFile | None = None) -> Plan:
     """The plan of the options.
 
     Raises:
@@ -392,6 +421,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         output_mode=args.output_mode,
         peers=args.peers,
         prompt_step=args.prompt_step,
+        image=image,
     )
 
 

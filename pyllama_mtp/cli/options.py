@@ -334,7 +334,7 @@ def add_model_option(parser: argparse._ActionsContainer, several: bool = False) 
     )
 
 
-def add_vision_option(parser: argparse.ArgumentParser) -> None:
+def add_vision_option(parser: argparse._ActionsContainer) -> None:
     """Add --mmproj, for :func:`open_vision`."""
     parser.add_argument(
         "--mmproj",
@@ -353,7 +353,7 @@ def open_vision(args: argparse.Namespace, model: Model, wanted: bool) -> Iterato
         UsageError: it is `wanted`, and there is none.
     """
     from pyllama_mtp.llama.vision import Vision
-    from pyllama_mtp.models.mmproj import find_mmproj
+    from pyllama_mtp.models.mmproj import find_mmproj, no_mmproj
 
     path = find_mmproj(model.path) if args.mmproj is None else args.mmproj
     if path and path != "none":
@@ -368,10 +368,7 @@ def open_vision(args: argparse.Namespace, model: Model, wanted: bool) -> Iterato
                 yield vision
             return
     if wanted:
-        raise UsageError(
-            f"images need the model's image encoder, and {model.path.parent} has no single "
-            "mmproj*.gguf; give one with --mmproj FILE"
-        )
+        raise no_mmproj(model.path)
     yield None
 
 

@@ -287,6 +287,11 @@ class Vision(Owned):
             raise UsageError("this model's way with images is not supported")
         return ImagePrompt(entries, tuple(placed), encode_s)
 
+    def forget(self) -> None:
+        """Drop the encoded images that are kept: the next prompt has them encoded anew."""
+        with self._lock:
+            self._known.clear()
+
     def _entry(self, pixels: Pixels) -> int:
         digest = hashlib.sha256(self._identity)
         digest.update(repr(pixels.shape).encode())

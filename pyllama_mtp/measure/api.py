@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pyllama_mtp import Model, Sampling, Settings
+    from pyllama_mtp.imagefile import ImageSource
     from pyllama_mtp.measure.run import MatrixEvent
 
 __all__ = [
@@ -263,7 +264,9 @@ def matrix(
     settings: Settings | None = None,
     sampling: Sampling | None = None,
     text: str | None = None,
-    classes: Sequence[str] | str = ("text",),
+    classes: Sequence[str] | str | None = None,
+    image: ImageSource | None = None,
+    mmproj: PathLike | None = None,
     budget_s: float | None = None,
     n_gpu_layers: int = -1,
     output: PathLike | None = None,
@@ -287,7 +290,11 @@ def matrix(
         sampling: of every cell; None is greedy.
         text: to cut prompts from; None takes that of Python's standard library.
         classes: kinds of prompts: "text" and "source" are continued; "factual", "thinking", "code"
-            and "instruction" are questions in a chat, with text before them to reach the size.
+            and "instruction" are questions in a chat, with text before them to reach the size;
+            "image": text after `image`. None: "text", or "image" if there is one.
+        image: what prompts of the class "image" begin with, as :func:`.pixels_of` takes it; its
+            tokens are among their size. It is encoded anew for each sample.
+        mmproj: the model's image encoder; None: the mmproj*.gguf beside the model.
         budget_s: most seconds to measure for, above 0; the least useful repeats are left out.
             None: no limit.
         n_gpu_layers: layers on the GPU, -1 is all; of an open model, as it was opened.
@@ -311,6 +318,7 @@ def matrix(
     """
     from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.llama import native
+    from pyllama_mtp.measure.images import Picture
     from pyllama_mtp.measure.prompts import source_of_prompts
     from pyllama_mtp.measure.run import MatrixRequest, run_matrix
     from pyllama_mtp.models.demo import demo_path
@@ -318,7 +326,9 @@ def matrix(
     usual = depths is None
     chosen = (0, 2, 3, "auto") if usual else depths
     source = source_of_prompts(None if text is None else "text", text)
-    plan = make_plan(sizes, chosen, max_tokens, repeat, classes, axes, source)
+    picture = None if image is None else Picture.read(image, mmproj)
+    file = picture.file if picture else None
+    plan = make_plan(sizes, chosen, max_tokens, repeat, classes, axes, source, file)
     for name, given, kind in (("settings", settings, Settings), ("sampling", sampling, Sampling)):
         if given is not None and not isinstance(given, kind):
             raise UsageError(f"{name} is a {type(given).__name__}; it must be a {kind.__name__}")
@@ -333,6 +343,7 @@ def matrix(
         ["pyllama_mtp.bench.matrix"],
         placement={"n_gpu_layers": n_gpu_layers},
         texts=None if text is None else [text],
+        picture=picture,
         usual_depths=usual,
         budget_s=budget_s,
         output=None if output is None else os.fspath(output),

@@ -31,6 +31,7 @@ from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, SWITCHES, axis_name, axis
 from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
+    from pyllama_mtp.measure.plan import ImageFile
     from pyllama_mtp.measure.records import Profile, Sample
 
 #: Raised when the meaning of a field changes; see records.py.
@@ -39,8 +40,9 @@ SCHEMA: Literal[2] = 2
 OURS = "pyllama-mtp"
 #: At adaptive depth, a position with fewer drafts than this has no acceptance rate.
 LEAST_DRAFTS = 20
-#: The fields of a sample that are compared: tokens per second, and the whole time in seconds.
-Figure = Literal["prefill_tps", "decode_tps", "elapsed_s"]
+#: The fields of a sample that are compared: tokens per second (of a prompt also with the time to
+#: encode its images), and the whole time in seconds.
+Figure = Literal["prefill_tps", "prompt_tps", "decode_tps", "elapsed_s"]
 #: The speeds among them, by the names that users give and see.
 SPEEDS: dict[str, Figure] = {"prefill": "prefill_tps", "decode": "decode_tps"}
 Floats = NDArray[np.float64]
@@ -69,6 +71,7 @@ class Cell:
         profile: where the time of the prompt goes; None: not measured.
         axes: the cell's values of the settings that the plan varies, by name. Those on which the
             cost of MTP depends are in `settings`, too; :meth:`axis` finds both.
+        image: with which the prompts begin, or None.
     """
 
     model: str
@@ -95,6 +98,7 @@ class Cell:
     slow_types: dict[str, float] = field(default_factory=dict)
     profile: Profile | None = None
     axes: dict[str, Any] = field(default_factory=dict)
+    image: ImageFile | None = None
 
     @property
     def mode(self) -> str:
@@ -120,6 +124,19 @@ class Cell:
     def elapsed_s(self) -> float | None:
         """Seconds of prompt and answer, the median."""
         return self._median("elapsed_s")
+
+    @property
+    def encode_s(self) -> float | None:
+        """Seconds to encode the image, the median; None without one, and where they are not known
+        apart."""
+        times = [sample.encode_s for sample in self.samples if sample.encode_s]
+        return median(times) if times else None
+
+    @property
+    def image_s(self) -> float | None:
+        """Seconds of the prefill that the rows of the image took, the median; None as above."""
+        times = [sample.time_s["image"] for sample in self.samples if "image" in sample.time_s]
+        return median(times) if times else None
 
     def _median(self, figure: str) -> float | None:
         return median(getattr(one, figure) for one in self.samples) if self.samples else None
@@ -477,6 +494,7 @@ DIMENSIONS = (
     *(_axis(name) for name in AXES if name != "synthetic_acceptance"),
     Dimension("imposed", imposed_words, within=("mode",), words="acceptance {}"),
     Dimension("class", lambda cell: cell.prompt_class),
+    Dimension("image", lambda cell: cell.image.words if cell.image else "", within=("class",)),
     Dimension("generated", lambda cell: str(cell.max_tokens), words="{} generated"),
 )
 

@@ -29,6 +29,7 @@ from typing import IO, Any
 
 from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
+from pyllama_mtp.measure.images import ImageText, Picture
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS
 from pyllama_mtp.measure.records import Build, Sample
 from pyllama_mtp.measure.runner import SideBySide, Task
@@ -166,12 +167,14 @@ class PeerOptions:
     Attributes:
         n_gpu_layers: -1: all.
         head: the file of the MTP head, if it is not `model`.
+        mmproj: the file of the image encoder; llama-server only.
     """
 
     settings: Settings
     model: str
     n_gpu_layers: int
     head: str = ""
+    mmproj: str = ""
 
     def arguments(self) -> list[str]:
         """Arguments of llama-bench and llama-server."""
@@ -447,6 +450,8 @@ def server_options(options: PeerOptions) -> list[str]:
         *("--ctx-checkpoints", "0"),
         *("--fit", "off"),
         "--no-cache-prompt",
+        *(("--mmproj", options.mmproj) if options.mmproj else ()),
+        *(("--no-mmproj-offload",) if options.mmproj and not options.n_gpu_layers else ()),
     ]
     if not settings.depth_limit:
         return words
@@ -465,14 +470,15 @@ def server_options(options: PeerOptions) -> list[str]:
     ]
 
 
-def completion_request(prompt: Sequence[int], n_predict: int, seed: int) -> dict[str, Any]:
+def completion_request(prompt: Any, n_predict: int, seed: int) -> dict[str, Any]:
     """A greedy completion by upstream's cheapest sampler chain: the best candidate only.
 
     Args:
+        prompt: token ids, or what :meth:`LlamaServer.image_prompt` gives.
         seed: of the draws that impose acceptance.
     """
     return {
-        "prompt": list(prompt),
+        "prompt": prompt,
         "n_predict": n_predict,
         "samplers": ["top_k"],
         "top_k": 1,
@@ -537,6 +543,14 @@ class LlamaServer:
             response = json.load(answer)
         return response if isinstance(response, dict) else {}
 
+    def image_prompt(self, text: str, png: str) -> dict[str, Any]:
+        """A prompt that begins with an image, whose file is given in base64. Raises PeerError: the
+        server takes none."""
+        marker = self._get("/props").get("media_marker")
+        if not isinstance(marker, str):
+            raise PeerError(f"this {_SERVER} takes no images: it names no media_marker")
+        return {"prompt_string": marker + text, "multimodal_data": [png]}
+
     def complete(self, request: Mapping[str, Any]) -> Any:
         """The response to a completion; with `stream` the last event. Raises PeerError when the
         server refuses or dies."""
@@ -577,13 +591,21 @@ class PeerRunner(SideBySide):
 
     Args:
         peer: the program, or the error for which there is none.
-        model, n_gpu_layers, head: see :class:`.PeerOptions`.
+        model, n_gpu_layers, head, mmproj: see :class:`.PeerOptions`.
+        picture: of prompts with an image.
     """
 
     def __init__(
-        self, peer: Installed | PeerError, model: str, n_gpu_layers: int, head: str = ""
+        self,
+        peer: Installed | PeerError,
+        model: str,
+        n_gpu_layers: int,
+        head: str = "",
+        mmproj: str = "",
+        picture: Picture | None = None,
     ) -> None:
-        self._peer, self._model = peer, (model, n_gpu_layers, head)
+        self._peer, self._model = peer, (model, n_gpu_layers, head, mmproj)
+        self._picture = picture
 
     def begin(self, number: int, task: Task) -> None:
         """Measure the whole sample.
@@ -593,7 +615,8 @@ class PeerRunner(SideBySide):
         """
         if isinstance(self._peer, PeerError):
             raise self._peer
-        self._sample = measure(self._peer, PeerOptions(task.settings, *self._model), task)
+        options = PeerOptions(task.settings, *self._model)
+        self._sample = measure(self._peer, options, task, self._picture)
         measured = (self._sample.n_prompt, self._sample.n_generated)
         wanted = (len(task.prompts[0]), task.max_tokens)
         if measured != wanted:
@@ -611,20 +634,34 @@ class PeerRunner(SideBySide):
         return self._sample, {}
 
 
-def measure(peer: Installed, options: PeerOptions, task: Task) -> Sample:
+def measure(
+    peer: Installed, options: PeerOptions, task: Task, picture: Picture | None = None
+) -> Sample:
     """Measure one sample with a program; a fresh server is warmed up by a short completion.
 
     Raises:
-        PeerError: the program failed, or its answer cannot be read.
+        PeerError: the program failed, takes no images, or its answer cannot be read.
     """
     prompt = task.prompts[0]
     if peer.build.program == "llama-bench":
+        if isinstance(prompt, ImageText):
+            raise PeerError("llama-bench takes no images")
         return _by_llama_bench(peer, options, len(prompt), task.max_tokens - 1)
     seed = zlib.crc32(repr(prompt).encode()) % 2**31  # imposes acceptance; differs by text
     n_first = min(WARM_UP_TOKENS, task.max_tokens)
     with LlamaServer(peer.command[0], server_options(options)) as server:
-        server.complete(completion_request(prompt[: task.warm_up], n_first, seed))
-        return parse_timings(server.complete(completion_request(prompt, task.max_tokens, seed)))
+        first: Any
+        whole: Any
+        if not isinstance(prompt, ImageText):
+            first, whole = prompt[: task.warm_up], prompt
+        elif picture is None:
+            raise PeerError("there is no image for the prompts")
+        else:
+            png = picture.png()
+            shorter = prompt.text[: len(prompt.text) * task.warm_up // len(prompt)]
+            first, whole = (server.image_prompt(text, png) for text in (shorter, prompt.text))
+        server.complete(completion_request(first, n_first, seed))
+        return parse_timings(server.complete(completion_request(whole, task.max_tokens, seed)))
 
 
 def _by_llama_bench(peer: Installed, options: PeerOptions, n_prompt: int, n_decode: int) -> Sample:

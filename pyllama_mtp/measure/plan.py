@@ -44,6 +44,35 @@ AXES = (
 )
 
 
+#: The class of prompts that begin with the plan's image.
+IMAGE = "image"
+
+
+class ImageFile(Struct, frozen=True, omit_defaults=True):
+    """The image of a plan.
+
+    Attributes:
+        name: of its file, without the folder; "": it came from no file.
+        sha256: of the file; where there is none, of the pixels.
+        width, height: in pixels, before the encoder scales it.
+        n_tokens: that it has in a prompt.
+        mmproj, mmproj_sha256: the encoder's file.
+    """
+
+    name: str
+    sha256: str
+    width: int
+    height: int
+    n_tokens: int = 0
+    mmproj: str = ""
+    mmproj_sha256: str = ""
+
+    @property
+    def words(self) -> str:
+        """ "photo.jpg (640 x 480 pixels)"."""
+        return f"{self.name or self.sha256[:12]} ({self.width} x {self.height} pixels)"
+
+
 @dataclass(frozen=True)
 class Variant:
     """A cell, but for its prompt size and class.
@@ -99,12 +128,14 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         stop_at_end: an answer ends where the model ends it; otherwise end tokens are ignored.
         repeats: of size 0, by class; other sizes have `repeat`.
         axes: values of further fields of :class:`.Settings`, and of `n_sequences`, by name.
-        classes: kinds of prompts: "text", "code", "factual", "thinking", "instruction".
+        classes: kinds of prompts: "text", "code", "factual", "thinking", "instruction"; "image":
+            text after the image.
         libraries, peers: this project's libraries and other programs; names in `builds`.
         output_mode: "text": the prompt is text, which is continued; "code": a chat that shows the
             text and asks for long code.
         prompt_step: prompts were processed by turns of so many tokens; 0: one after the other.
         prompts: where the text of the prompts came from.
+        image: of the class "image", whose prompts begin with it; its tokens are among their size.
     """
 
     sizes: tuple[int, ...]
@@ -120,6 +151,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     prompts: str = ""
     stop_at_end: bool = False
     repeats: dict[str, int] = {}
+    image: ImageFile | None = None
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
@@ -141,6 +173,11 @@ class Plan(Struct, frozen=True, omit_defaults=True):
             raise UsageError("other programs are measured with one sequence; leave n_sequences out")
         if self.prompt_step and "n_sequences" in self.axes:
             raise UsageError("prompts of several sequences have no steps; leave one of them out")
+        if (self.image is not None) != (IMAGE in self.classes):
+            raise UsageError(
+                "prompts of the class 'image' need an image (--image FILE), and an image needs "
+                f"that class; the classes are {', '.join(self.classes)}"
+            )
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -324,6 +361,7 @@ def make_plan(
     classes: Any,
     axes: Mapping[str, Any],
     source: str,
+    image: ImageFile | None = None,
 ) -> Plan:
     """The plan of these arguments of :func:`pyllama_mtp.bench.matrix`, which take one value or
     several; `source`: of the prompts, in words.
@@ -341,7 +379,7 @@ def make_plan(
                 "those of Sampling into sampling="
             )
     varied = {name: axis_values(name, given) for name, given in axes.items()}
-    kinds = _several("classes", classes, "('text', 'code')")
+    kinds = _several("classes", usual_classes(classes, image), "('text', 'code')")
     for kind in kinds:
         check_class(kind)
     return Plan(
@@ -352,7 +390,13 @@ def make_plan(
         varied,
         kinds,
         prompts=source,
+        image=image,
     )
+
+
+def usual_classes(given: Any, image: object) -> Any:
+    """The classes that were given; None: text, or the image where there is one."""
+    return (("text",) if image is None else (IMAGE,)) if given is None else given
 
 
 def axis_values(name: str, given: Any) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ from msgspec import Struct
 from pyllama_mtp.chats.options import ChatOptions
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import read_text
+from pyllama_mtp.measure.images import ImageText, Imaging
+from pyllama_mtp.measure.plan import IMAGE
 from pyllama_mtp.measure.records import checked
 from pyllama_mtp.models.demo import demo_path, is_demo
 
@@ -270,8 +273,8 @@ def demo_prompts() -> list[Prompt]:
 # -- prompts of a matrix ---------------------------------------------------------------------------
 
 
-#: Classes of plain text, which the model continues.
-TEXTS = ("text", "source")
+#: Classes of plain text, which the model continues; of IMAGE, after the image.
+TEXTS = ("text", "source", IMAGE)
 #: The request after the text in the chat of output mode "code".
 CODE_REQUEST = (
     "\n\nThe text above is the context. Now write a long, complete program that builds on it: many "
@@ -279,6 +282,9 @@ CODE_REQUEST = (
     "leave nothing out.\n"
 )
 _PLACE = "@@THE-TEXT-GOES-HERE@@"
+#: After an image: tokens of text beyond those that are wanted, and the characters by which its
+#: beginning and its end are moved to have as many as that.
+_SPARE_TOKENS, _MOST_MOVED, _ENDS = 64, 32, (0, 1, -1, 2, -2, 3, -3)
 
 
 def check_class(name: str) -> None:
@@ -320,7 +326,8 @@ def padded_tokens(
 class Prompts:
     """The prompts of a matrix, by class.
 
-    Prompts of the classes "text" and "source" are text, which the model continues. The other
+    Prompts of the classes "text" and "source" are text, which the model continues; "image" has the
+    image before the text of "text". The other
     classes ask the questions of :func:`package_prompts` in a chat, with text before them to reach
     the length; the demo model has questions of its own.
 
@@ -330,6 +337,7 @@ class Prompts:
         output_mode: "text": see above. "code": a chat that shows the text and asks for long code;
             the template's tokens count as part of the prompt.
         own: questions of the user, in place of the package's for their classes.
+        imaging: for the class "image".
     """
 
     def __init__(
@@ -338,13 +346,15 @@ class Prompts:
         texts: list[str] | None = None,
         output_mode: str = "text",
         own: Sequence[Prompt] = (),
+        imaging: Imaging | None = None,
     ) -> None:
         self._model, self._texts, self._mode, self._own = model, texts, output_mode, own
+        self._imaging = imaging
         self._opened: dict[str, tuple[Workload, list[Prompt]]] = {}
 
-    def prompt(self, prompt_class: str, n_tokens: int, repeat: int) -> list[int]:
-        """Exactly `n_tokens` token ids; every repeat has another text, and another question. 0: the
-        question alone.
+    def prompt(self, prompt_class: str, n_tokens: int, repeat: int) -> list[int] | ImageText:
+        """Exactly `n_tokens` token ids, or an image and text of as many; every repeat has another
+        text, and another question. 0: the question alone.
 
         Raises:
             UsageError: no text, too few tokens, or no chat template.
@@ -352,12 +362,35 @@ class Prompts:
         if prompt_class not in self._opened:
             self._opened[prompt_class] = self._open(prompt_class)
         text, questions = self._opened[prompt_class]
+        if prompt_class == IMAGE and self._imaging:
+            return self._after_image(text, n_tokens, repeat, self._imaging.n_around)
         if not questions:
             return text.prompt(n_tokens, repeat)  # which refuses 0
         question = questions[repeat % len(questions)]
         if not n_tokens:
             return question.tokens(self._model)
         return padded_tokens(self._model, question, n_tokens, text, repeat)
+
+    def _after_image(self, text: Workload, n_tokens: int, repeat: int, n_around: int) -> ImageText:
+        """The image and text, of `n_tokens` in all.
+
+        Text is what other programs take after an image, not tokens. So it is cut where the whole
+        text, made into tokens again, has exactly as many as are wanted.
+        """
+        special, n = len(special_prefix(self._model)), n_tokens - n_around
+        if n < 1:
+            raise UsageError(
+                f"a prompt of {n_tokens} tokens is too short: the image has {n_around} of them, "
+                f"with what is around it; give at least {n_around + 1}, or a smaller image"
+            )
+        tokenize = partial(self._model.tokenize, add_special=False, parse_special=True)
+        ids = text.prompt(special + n + _SPARE_TOKENS, repeat)[special:]
+        said = self._model.detokenize(ids)
+        for start, moved in product(range(_MOST_MOVED), _ENDS):
+            end = start + len(self._model.detokenize(tokenize(said[start:])[:n])) + moved
+            if len(tokenize(said[start:end])) == n:
+                return ImageText(said[start:end], n_tokens)
+        raise UsageError(f"no text of exactly {n} tokens after the image; give another size")
 
     def _open(self, prompt_class: str) -> tuple[Workload, list[Prompt]]:
         """The text and the questions of a class; without questions the text is continued."""

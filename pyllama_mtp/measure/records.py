@@ -32,7 +32,7 @@ from msgspec import Meta, Struct
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append, write_error
 from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell
-from pyllama_mtp.measure.plan import Plan
+from pyllama_mtp.measure.plan import IMAGE, Plan
 
 if TYPE_CHECKING:
     from pyllama_mtp import Telemetry
@@ -123,13 +123,17 @@ class Sample(Struct, omit_defaults=True):
 
     Attributes:
         drafted, accepted: one count per draft position 1..n_max, without n-gram drafts.
-        time_s: seconds of each phase, "prompt_sync" among them.
+        time_s: seconds of each phase, "prompt_sync" among them; "image" is the part of the prefill
+            in which the rows of images were processed.
         prompt_sync: how the prompt was synced: "kv" or "full".
         waited_s: seconds that all threads together waited for a core, in "prefill" and "decode".
         cpu_s: CPU seconds of the thread that drives the model, in "prefill" and "decode"; with one
             thread on a CPU there is no other.
         looked_up: counts of n-gram drafts.
         misses: every rejected draft of the head, when asked for.
+        n_image_tokens: of the prompt, rows of images; encode_s: seconds in which these were
+            encoded, which `prefill_s` does not contain, but `elapsed_s` does. Other programs count
+            them into `prefill_s`.
     """
 
     n_prompt: int
@@ -149,6 +153,14 @@ class Sample(Struct, omit_defaults=True):
     cpu_s: dict[str, float] = {}
     looked_up: dict[str, int] = {}
     misses: list[Miss] = []
+    n_image_tokens: int = 0
+    encode_s: float = 0.0
+
+    @property
+    def prompt_tps(self) -> float:
+        """Tokens of the prompt per second of prefill and encoding together."""
+        whole = self.prefill_s + self.encode_s
+        return self.prefill_tps * self.prefill_s / whole if whole > 0 else 0.0
 
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
@@ -403,6 +415,7 @@ class Run:
             settings=settings,
             machine=header.machine,
             slow_types=header.slow_types,
+            image=header.plan.image if line.cell.prompt_class == IMAGE else None,
             run=self.id,
             **msgspec.structs.asdict(build),
             **key,

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from pyllama_mtp import machine
 from pyllama_mtp import settings as settings_module
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
+from pyllama_mtp.measure.images import ImageText, Imaging, Picture
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.plan import (
     SWITCHES,
@@ -91,6 +92,7 @@ class MatrixRequest:
         placement: arguments of `Model`, for the processes of further libraries.
         texts: to cut prompts from; None: the package's own.
         questions: of the user, for classes of their own.
+        picture: of the prompts of the class "image".
         log_misses: keep every rejected draft in the records.
         budget_s: seconds after which nothing further begins; None: no limit.
         output: the file; None: no file.
@@ -110,6 +112,7 @@ class MatrixRequest:
     placement: Mapping[str, Any] = field(default_factory=dict)
     texts: list[str] | None = None
     questions: Sequence[Prompt] = ()
+    picture: Picture | None = None
     log_misses: bool = False
     budget_s: float | None = None
     output: str | None = None
@@ -239,6 +242,7 @@ class Matrix:
             cells, but for those of other programs, which may work by now.
         runners: by the plan's names of libraries and peers.
         profilers: by the plan's names of libraries; they time the nodes of each prompt in the end.
+        imaging: for the class "image".
     """
 
     def __init__(
@@ -248,6 +252,7 @@ class Matrix:
         run: Run,
         runners: Mapping[str, SideBySide],
         profilers: Mapping[str, Callable[[Settings, list[int]], Profile]] = {},
+        imaging: Imaging | None = None,
     ) -> None:
         plan = self.plan = request.plan
         #: Called at every step; must not raise.
@@ -260,10 +265,9 @@ class Matrix:
         self.dropped: list[Group] = []
         self._model, self._request, self._run = model, request, run.id
         self._runners, self._profilers = runners, profilers
-        self._prompts = Prompts(model, request.texts, plan.output_mode, request.questions)
-        self._longest = max(
-            (self._prompt(group) for group in plan.groups() if not group.size), key=len, default=[]
-        )
+        self._prompts = Prompts(model, request.texts, plan.output_mode, request.questions, imaging)
+        questions = (self._prompt(group) for group in plan.groups() if not group.size)
+        self._longest = max(map(len, questions), default=0)
         self._measured, cells = set(run.measured), run.cells.items()
         self._skipped = {key for key, c in cells if c.skipped and c.program not in plan.peers}
         self._profiled = {key for key, cell in cells if cell.profile}
@@ -325,7 +329,7 @@ class Matrix:
             seconds = self._request.budget_s or 0.0
             yield Dropped(run=self._run, time=now(), budget_s=seconds, groups=groups)
 
-    def _prompt(self, group: Group, number: int = 0) -> list[int]:
+    def _prompt(self, group: Group, number: int = 0) -> list[int] | ImageText:
         """The prompt of a group, or of the sequence of this number."""
         repeat = group.repeat + number * self.plan.repeat
         return self._prompts.prompt(group.prompt_class, group.size, repeat)
@@ -336,9 +340,11 @@ class Matrix:
             group, key = Group(*kind, 0), self._keys[kind, variant]
             if self.interrupted or key in self._skipped or key in self._profiled:
                 continue
+            prompt = self._prompt(group)
+            if isinstance(prompt, ImageText):
+                continue  # its nodes are not timed
             self.measuring = True
             self.on_event(MatrixEvent("start", group, variant))
-            prompt = self._prompt(group)
             measure = self._profilers[variant.library]
             profile = measure(self._cell_settings(group.size, variant), prompt)
             self.measuring = False
@@ -413,7 +419,7 @@ class Matrix:
             self._times.setdefault(group.kind, []).append(whole)
 
     def _begin(
-        self, group: Group, variants: list[Variant], prompts: list[list[int]]
+        self, group: Group, variants: list[Variant], prompts: Sequence[list[int] | ImageText]
     ) -> tuple[list[Variant], dict[Variant, str]]:
         """Open and warm up sessions in the order of `variants` until memory is full. The variants
         that are open, and those that do not fit by themselves, with the reason."""
@@ -526,7 +532,7 @@ class Matrix:
     def _cell_settings(self, size: int, variant: Variant) -> Settings:
         """The settings of one cell; :class:`.MatrixRequest` says which fields are replaced."""
         settings, depth = self._request.settings, variant.depth
-        needed = self.plan.context_needed(size or len(self._longest))
+        needed = self.plan.context_needed(size or self._longest)
         own = {"synthetic_acceptance": settings.synthetic_acceptance, **variant.settings}
         if own["synthetic_acceptance"] and isinstance(depth, int):
             own["synthetic_acceptance"] = own["synthetic_acceptance"][:depth] or None
@@ -568,11 +574,17 @@ def run_matrix(
         request = _planned(request, depths=(0,))
     request = _choose_threads(model, _possible(model, request, say), say)
     with ExitStack() as stack:
-        own, builds = _runners(request, model, build, stack)
-        peers = _peers(request, model, n_gpu_layers, builds, say)
+        imaging = None
+        if request.picture:
+            imaging = stack.enter_context(
+                Imaging(model, request.picture, request.settings.n_threads)
+            )
+            request = _planned(request, image=imaging.file)
+        own, builds = _runners(request, model, imaging, build, stack)
+        peers = _peers(request, model, imaging, n_gpu_layers, builds, say)
         run, header = _begin(request, make_header(model, library, request, builds), records, say)
         profilers = {name: one.profile for name, one in own.items()} if request.profile else {}
-        matrix = Matrix(model, request, run, {**own, **peers}, profilers)
+        matrix = Matrix(model, request, run, {**own, **peers}, profilers, imaging)
         matrix.check()
         keep = [records.add]
         if request.output:
@@ -640,15 +652,16 @@ def _choose_threads(
 
 
 def _runners(
-    request: MatrixRequest, model: Model, build: Build, stack: ExitStack
+    request: MatrixRequest, model: Model, imaging: Imaging | None, build: Build, stack: ExitStack
 ) -> tuple[dict[str, Runner | LibraryProcess], dict[str, Build]]:
     """The runner and the build of each library: the first in this process, others in their own."""
     labels = request.plan.libraries
-    runners: dict[str, Runner | LibraryProcess] = {labels[0]: Runner(model)}
+    runners: dict[str, Runner | LibraryProcess] = {labels[0]: Runner(model, imaging)}
     builds = {labels[0]: build}
     for label, name in zip(labels[1:], request.libraries[1:], strict=True):
         options = {**request.placement, "mtp": any(request.plan.depths)}
-        process = LibraryProcess(name, label, str(model.path), **options)
+        picture, n_threads = request.picture, request.settings.n_threads
+        process = LibraryProcess(name, label, str(model.path), picture, n_threads, **options)
         stack.enter_context(closing(process))
         runners[label], builds[label] = process, process.loaded()
     return runners, builds
@@ -657,6 +670,7 @@ def _runners(
 def _peers(
     request: MatrixRequest,
     model: Model,
+    imaging: Imaging | None,
     n_gpu_layers: int,
     builds: dict[str, Build],
     say: Callable[[str], None],
@@ -666,7 +680,8 @@ def _peers(
     from pyllama_mtp.measure.peers import PeerRunner, find
 
     runners: dict[str, SideBySide] = {}
-    files = str(model.path), n_gpu_layers, model.info.head
+    mmproj = str(imaging.mmproj) if imaging else ""
+    files = str(model.path), n_gpu_layers, model.info.head, mmproj, request.picture
     for name in request.plan.peers:
         try:
             peer = find(name, request.peer_dir, gpu=n_gpu_layers != 0)

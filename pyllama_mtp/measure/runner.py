@@ -25,7 +25,9 @@ from pyllama_mtp import errors
 from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.llama.native import CPU_SWITCHES
+from pyllama_mtp.llama.vision import ImagePrompt
 from pyllama_mtp.machine import waited_for_core
+from pyllama_mtp.measure.images import ImageText, Imaging, Picture, beginning
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, profile_prompt
 from pyllama_mtp.measure.records import Miss, Profile, Sample
 
@@ -53,7 +55,8 @@ class Task:
     """One sample to be measured.
 
     Attributes:
-        prompts: token ids of each sequence; all sequences are generated at once.
+        prompts: of each sequence, token ids, or an image and text; all sequences are generated at
+            once.
         max_tokens: tokens to generate, the first token included.
         warm_up: tokens of each prompt that the warm-up processes.
         stop_at_end: see :class:`.Plan`.
@@ -62,7 +65,7 @@ class Task:
 
     settings: Settings
     sampling: Sampling
-    prompts: list[list[int]]
+    prompts: Sequence[list[int] | ImageText]
     max_tokens: int
     warm_up: int
     stop_at_end: bool = False
@@ -73,7 +76,7 @@ class Task:
 class _Run:
     session: Session | BatchSession
     generation: Generation | BatchGeneration
-    prompt: list[int]
+    prompt: list[int] | ImagePrompt
     pieces: Iterator[Any] = field(init=False)
     ended: bool = False
     read_s: float = 0.0
@@ -127,20 +130,27 @@ class SideBySide(Protocol):
 
 
 class Runner:
-    """Sessions of one library in this process, by numbers of the caller's choice."""
+    """Sessions of one library in this process, by numbers of the caller's choice.
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    Args:
+        imaging: for prompts with an image.
+    """
+
+    def __init__(self, model: Model, imaging: Imaging | None = None) -> None:
+        self._model, self._imaging = model, imaging
         self._runs: dict[int, _Run] = {}
 
     def check(self, settings: Settings, n_sequences: int = 1) -> None:
         """Open and close a session.
 
         Raises:
-            UsageError: settings that this library or model cannot do.
+            UsageError: settings that this library or model cannot do, or not with images.
             InsufficientMemoryError: the session does not fit into memory.
         """
-        self._open(settings, n_sequences).close()
+        with self._open(settings, n_sequences) as session:
+            if self._imaging:
+                prompt: Any = self._imaging.alone
+                session.generate([prompt] if n_sequences > 1 else prompt, max_tokens=1)
 
     def _open(self, settings: Settings, n_sequences: int) -> Session | BatchSession:
         from pyllama_mtp import BatchSession, Session
@@ -154,26 +164,42 @@ class Runner:
         return profile_prompt(self._model, settings, prompt)
 
     def begin(self, number: int, task: Task) -> None:
-        """Open a session and warm it up. Raises as :meth:`check`."""
+        """Open a session, encode images and warm it up. Raises as :meth:`check`."""
         session = self._open(task.settings, len(task.prompts))
         try:
-            beginnings = [prompt[: task.warm_up] for prompt in task.prompts]
+            prompts = [self._encoded(prompt) for prompt in task.prompts]
+            beginnings = [_warm_up(prompt, task.warm_up) for prompt in prompts]
             warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS), beginnings[0])
             warm.generation.run()
             if warm.interrupted:
                 raise InterruptedSample
             session.reset()
-            generation = _start(session, task, task.prompts, task.max_tokens)
-            self._runs[number] = _Run(session, generation, task.prompts[0])
+            generation = _start(session, task, prompts, task.max_tokens)
+            self._runs[number] = _Run(session, generation, prompts[0])
         except BaseException:
             session.close()
             raise
 
+    def _encoded(self, prompt: list[int] | ImageText) -> list[int] | ImagePrompt:
+        if not isinstance(prompt, ImageText):
+            return prompt
+        if self._imaging is None:
+            raise UsageError("no encoder for prompts with an image")
+        return self._imaging.encode(prompt)
+
     def read(self, number: int, end: int) -> None:
-        """Process the prompt of a single sequence up to its token `end`, which is not the last."""
+        """Process the prompt of a single sequence up to its token `end`, which is not the last; an
+        image only as a whole."""
         run = self._runs[number]
+        part: list[int] | ImagePrompt | None
+        if isinstance(run.prompt, ImagePrompt):
+            part = beginning(run.prompt, end + 1)
+        else:
+            part = run.prompt[: end + 1]
+        if part is None:
+            return
         with run.counting():  # process() leaves the last token: these are exactly `end`
-            run.read_s += run.session.process(run.prompt[: end + 1]).prefill_s
+            run.read_s += run.session.process(part).prefill_s
 
     def advance(self, number: int, goal: int) -> int:
         """Generate until each sequence has `goal` tokens (1: the prefill), or a few more. Return
@@ -197,10 +223,10 @@ class Runner:
         sample = Sample.from_telemetry(run.generation.telemetry)
         sample.waited_s, sample.cpu_s = run.waited_s, run.cpu_s
         sample.prefill_s += run.read_s
-        sample.elapsed_s += run.read_s
+        sample.elapsed_s += run.read_s + sample.encode_s
         if run.read_s:
             sample.prefill_tps = sample.n_prompt / sample.prefill_s
-        if run.generation.telemetry.pairs:
+        if run.generation.telemetry.pairs and isinstance(run.prompt, list):
             text = run.prompt + run.answers[0].tokens
             sample.misses = misses(run.generation.telemetry.pairs, text, sample, self._model)
         memory = dict(run.session.memory())
@@ -216,8 +242,18 @@ class Runner:
                 run.session.close()
 
 
+def _warm_up(prompt: list[int] | ImagePrompt, n_tokens: int) -> list[int] | ImagePrompt:
+    """The part of a prompt for a warm-up: of an image the whole, and a token after it."""
+    if isinstance(prompt, ImagePrompt):
+        return beginning(prompt, max(n_tokens, prompt.images[-1].end + 1)) or prompt
+    return prompt[:n_tokens]
+
+
 def _start(
-    session: Session | BatchSession, task: Task, prompts: list[list[int]], max_tokens: int
+    session: Session | BatchSession,
+    task: Task,
+    prompts: list[list[int] | ImagePrompt],
+    max_tokens: int,
 ) -> Generation | BatchGeneration:
     text: Any = prompts if len(prompts) > 1 else prompts[0]
     more: dict[str, Any] = {"log_pairs": True} if task.log_misses and len(prompts) == 1 else {}
@@ -301,15 +337,24 @@ class LibraryProcess:
         library: "upstream", "patched" or a folder, with switches: see :func:`split_library`.
         label: name of the library in messages and records.
         model: path of the model file.
+        picture, n_threads: for prompts with an image; see :class:`.Imaging`.
         options: arguments of `Model`: n_gpu_layers, whether to load the MTP head, ...
     """
 
-    def __init__(self, library: str, label: str, model: str, **options: Any) -> None:
+    def __init__(
+        self,
+        library: str,
+        label: str,
+        model: str,
+        picture: Picture | None = None,
+        n_threads: int | None = None,
+        **options: Any,
+    ) -> None:
         self._label = label
         self._errors: IO[bytes] = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with it
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        given = (theirs, self._errors.name, library, label, model, options)
+        given = (theirs, self._errors.name, library, label, model, picture, n_threads, options)
         self._process = context.Process(target=serve, args=given)
         self._process.start()
         theirs.close()
@@ -374,7 +419,14 @@ class LibraryProcess:
 
 
 def serve(
-    pipe: Connection, stderr: str, library: str, label: str, path: str, options: dict[str, Any]
+    pipe: Connection,
+    stderr: str,
+    library: str,
+    label: str,
+    path: str,
+    picture: Picture | None,
+    n_threads: int | None,
+    options: dict[str, Any],
 ) -> None:
     """The target of the process: load, then answer requests until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent takes Ctrl-C, and ends this process
@@ -389,7 +441,7 @@ def serve(
     try:
         loaded = load_library(library)
         with Model(path, **options) as model:
-            runner = Runner(model)
+            runner = Runner(model, Imaging(model, picture, n_threads) if picture else None)
             build = Build.of(loaded, options.get("n_gpu_layers", -1), label, model.rpc_servers)
             pipe.send(("done", build))
             while True:

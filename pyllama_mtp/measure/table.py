@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 _WAITED_MUCH = 0.03
 #: Fewer repeats have intervals too wide to tell anything.
 ENOUGH = 3
+#: The `dimension` of columns about images.
+IMAGES = "images"
 #: How other programs measure.
 _PEER_NOTES = {
     "llama-server": "llama-server: its own timings of a completion of the same tokens; how many "
@@ -80,7 +82,8 @@ class Column:
         spare: left out where the terminal is too narrow, the highest number first; 0: never.
         shown: where there is room for all columns ("page"), where what a round does is asked for
             ("round"), in records only (""), or always ("table").
-        dimension: it is shown only if series differ in this one of :data:`.DIMENSIONS`.
+        dimension: it is shown only if series differ in this one of :data:`.DIMENSIONS`; "images":
+            it is there only if prompts have images.
     """
 
     heading: str
@@ -170,6 +173,10 @@ def _bounds(words: Callable[[float], str]) -> Callable[[Spread], str]:
     return bounds
 
 
+def _milliseconds(seconds: float) -> str:
+    return speed_words(1e3 * seconds)
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
@@ -205,6 +212,21 @@ COLUMNS = (
     *_same("program", "variant", "upstream_commit", "series", "backend"),
     *_same("mode", "n_max", "adaptive", "prompt_class", "max_tokens"),
     _differs("class", "class", lambda cell: cell.prompt_class),
+    _differs("image", "image", lambda cell: cell.image and cell.image.words),
+    Column(
+        "image\ntokens",
+        lambda cell, _: cell.image and cell.image.n_tokens,
+        *(str, "image_tokens"),
+        measured=False,
+        dimension=IMAGES,
+    ),
+    Column(
+        *("encode\nms", lambda cell, _: cell.encode_s, _milliseconds, "encode_s"),
+        dimension=IMAGES,
+    ),
+    Column(
+        *("image\nms", lambda cell, _: cell.image_s, _milliseconds, "image_s"), dimension=IMAGES
+    ),
     _differs("program", "program", lambda cell: cell.program),
     _differs("library", "variant", lambda cell: cell.program == OURS and cell.variant),
     _differs("llama.cpp", "upstream", lambda cell: cell.upstream_commit[:9]),
@@ -238,14 +260,18 @@ def matrix_columns(cells: Sequence[Cell], *more: str) -> list[Column]:
     """The columns of a table of these cells. What tells series apart has one only if it does.
     `more`: "page" and "round", see :class:`Column`."""
     chosen: list[Column] = []
-    different = varying(cells)
+    different = ("", *varying(cells), *[IMAGES] * _with_images(cells))
     for column in COLUMNS:
-        if column.shown not in ("table", *more) or column.dimension not in ("", *different):
+        if column.shown not in ("table", *more) or column.dimension not in different:
             continue
         chosen.append(column)
         if column.title == "mode":
             chosen += [_axis(name) for name in _AXES if len(axis_values(cells, name)) > 1]
     return chosen
+
+
+def _with_images(cells: Iterable[Cell]) -> bool:
+    return any(cell.image for cell in cells)
 
 
 def axis_shown(cell: Cell, name: str) -> str:
@@ -291,11 +317,11 @@ def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """See :meth:`.Results.records`."""
     depth = max((len(cell.drafted) for cell in cells), default=0)
     axes = list(dict.fromkeys(name for cell in cells for name in cell.axes))
-    rows = []
+    rows, images = [], _with_images(cells)
     for cell in cells:
         base, row = base_of(cell, cells), dict[str, Any]()
         for column in COLUMNS:
-            if column.name:
+            if column.name and (images or column.dimension != IMAGES):
                 row |= column.record(cell, base)
         row |= {name: cell.axis(name) or None for name in SWITCHES}
         row |= {name: cell.axes.get(name) for name in axes}
@@ -338,6 +364,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column]) -> list[str]:
         f"{generated} tokens generated; medians of {samples}, interleaved; "
         "acceptance and tokens per round are totals over totals",
         *example_note(cells),
+        *_image_notes(cells),
         *_ratio_note(cells),
         *waiting_note(cells),
         *_adaptive_note(cells),
@@ -360,6 +387,22 @@ def example_note(cells: Sequence[Cell]) -> list[str]:
     return [
         f"{EXAMPLE_NAME}: random weights and an MTP head made to draft well. Its speed is that of "
         "a real model of this shape; its text is nonsense, its acceptance no real head's"
+    ]
+
+
+def _image_notes(cells: Sequence[Cell]) -> list[str]:
+    """Lines about every image: what it is, and what is measured of it."""
+    images = dict.fromkeys(cell.image for cell in cells if cell.image)
+    if not images:
+        return []
+    return [
+        *(
+            f"image {image.words}: {counted(image.n_tokens, 'token')} of each prompt of the class "
+            f"image, before its text; encoder {image.mmproj}"
+            for image in images
+        ),
+        "encode ms: the image is encoded anew for each sample; prefill is without that time, "
+        "elapsed with it. image ms: the part of the prefill that its tokens take",
     ]
 
 
@@ -465,6 +508,11 @@ def peer_notes(cells: Sequence[Cell]) -> list[str]:
         notes.append(_peer_build(own[0]))
         if name in _PEER_NOTES:
             notes.append(_PEER_NOTES[name])
+        if _with_images(own):
+            notes.append(
+                f"{name}: its prefill contains the encoding of the image, and ours is compared "
+                "with it so, too; reading and scaling the file is in neither"
+            )
         if any(cell.synthetic_acceptance for cell in own):
             notes.append(
                 f"{name}: acceptance imposed by its --spec-synth-rates, drawn at random anew in "
@@ -488,9 +536,12 @@ def _peer_comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> l
         if ours is None:
             continue
         mode = " ".join([mode_words(theirs), *map(axis_words, theirs.axes.values())])
+        figures_of: dict[str, Figure] = dict(SPEEDS)
+        if theirs.image:
+            figures_of = {"encoding and prefill": "prompt_tps", "decode": "decode_tps"}
         speeds = [
             f"{words} {ratio.value:.2f}x"
-            for words, figure in SPEEDS.items()
+            for words, figure in figures_of.items()
             if (ratio := ratio_to(ours, theirs, figure))
         ]
         if speeds:

@@ -142,6 +142,14 @@ def find_mmproj(model: str | os.PathLike[str]) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
+def no_mmproj(model: str | os.PathLike[str]) -> UsageError:
+    """The error for images where :func:`find_mmproj` has found nothing."""
+    return UsageError(
+        f"images need the model's image encoder, and {Path(model).parent} has no single "
+        "mmproj*.gguf; give one with --mmproj FILE"
+    )
+
+
 def read_mmproj(path: str | os.PathLike[str]) -> Tower:
     """The dimensions of an image encoder, checked. Raises ModelFileError: no file, no image
     encoder, one of another kind, or a damaged one."""

@@ -321,6 +321,17 @@ def test_another_measurement_is_refused_and_the_field_named(
         run_to_resume(path, header("new", **change))
 
 
+def test_another_image_or_encoder_is_another_measurement(path: Path) -> None:
+    image = {"name": "a.png", "sha256": "ab", "width": 9, "height": 8, "mmproj_sha256": "cd"}
+    plan = {**records.run()["plan"], "classes": ["image"], "image": image}
+    write(path, records.run(plan=plan))
+    assert run_to_resume(path, header("new", plan=plan)) is not None
+    for name in ("sha256", "mmproj_sha256"):
+        other = {**plan, "image": {**image, name: "ef"}}
+        with pytest.raises(UsageError, match=f"plan.image was .*'{name}': '..'.* and is .*'ef'"):
+            run_to_resume(path, header("new", plan=other))
+
+
 def test_what_does_not_matter_may_differ(path: Path) -> None:
     write(path, records.run())
     other = {**records.run()["machine"], "python": "3.99", "os": "Linux 9"}

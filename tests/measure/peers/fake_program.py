@@ -18,6 +18,7 @@ from typing import Any
 
 NAME, ARGUMENTS = Path(sys.argv[0]).name, sys.argv[1:]
 MODE = os.environ.get("FAKE_MODE", "")
+MARKER = "<a marker>"
 
 
 def log(**said: Any) -> None:
@@ -59,6 +60,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": "Loading model"}, 503)
         if self.path == "/health":
             return self.answer({"status": "ok"})
+        if self.path == "/props":
+            return self.answer({"media_marker": MARKER} if "--mmproj" in ARGUMENTS else {})
         self.answer({"data": [{"id": option("--alias", "")}]})
 
     def do_POST(self) -> None:
@@ -86,7 +89,13 @@ class Handler(BaseHTTPRequestHandler):
         of_ik = re.fullmatch(r"mtp:n_max=(\d+),.*", option("--spec-type", ""))
         depth = int(of_ik[1] if of_ik else option("--spec-draft-n-max", "0"))
         n = request["n_predict"] - (3 if MODE == "short" else 0)
-        found = {"cache_n": 0, "prompt_n": len(request["prompt"]), "prompt_per_second": 500.0}
+        prompt = request["prompt"]
+        if isinstance(prompt, dict):  # an image has 15 tokens here, text one per character
+            n_images = len(prompt["multimodal_data"])
+            n_prompt = len(prompt["prompt_string"]) + n_images * (15 - len(MARKER))
+        else:
+            n_prompt = len(prompt)
+        found = {"cache_n": 0, "prompt_n": n_prompt, "prompt_per_second": 500.0}
         ms = 1e3 * (n - 1) / (50 + 10 * depth)
         rate = 1e3 * n / ms if of_ik else 50.0 + 10 * depth  # ik_llama.cpp's counts the first token
         found |= {"predicted_n": n, "predicted_ms": ms, "predicted_per_second": rate}
