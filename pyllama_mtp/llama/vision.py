@@ -27,7 +27,7 @@ import numpy as np
 from ..arguments import file_name, whole
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
 from ..imagefile import ImageSource, Pixels, pixels_of
-from ..models.mmproj import read_mmproj
+from ..models.mmproj import find_mmproj, read_mmproj
 from ..settings import MOST_THREADS, available_threads
 from . import native
 from .batch import Floats, Ints
@@ -129,7 +129,7 @@ class Vision(Owned):
     def __init__(
         self,
         model: Model,
-        mmproj: str | os.PathLike[str],
+        mmproj: str | os.PathLike[str] | None = None,
         *,
         min_tokens: int | None = None,
         max_tokens: int | None = None,
@@ -138,6 +138,7 @@ class Vision(Owned):
         """Load the encoder.
 
         Args:
+            mmproj: its file; default: the one beside the model, see :func:`.mmproj.find_mmproj`.
             min_tokens, max_tokens: of an image, which is scaled accordingly; default: what the file
                 says.
             n_threads: default: one for each CPU core that is available.
@@ -146,9 +147,14 @@ class Vision(Owned):
             ModelFileError: no such file, damaged, not an image encoder, an encoder of audio only,
                 or of another model.
             InsufficientMemoryError: it does not fit into memory.
-            UsageError: a bad argument.
+            UsageError: a bad argument, or no file beside the model.
         """
         self._handle: Any = None
+        if mmproj is None and (mmproj := find_mmproj(model.path)) is None:
+            raise UsageError(
+                f"{Path(model.path).parent} has no mmproj*.gguf for this model; give the file of "
+                "its image encoder (mmproj=, --mmproj)"
+            )
         self.model, self.path = model, Path(file_name("mmproj", mmproj, "an mmproj .gguf file"))
         most = MOST_THREADS, f"from 1 to {MOST_THREADS}"
         self._n_threads = whole("n_threads", n_threads or available_threads(), 1, *most)

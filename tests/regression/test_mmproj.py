@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,14 @@ import pytest
 from gguf import GGUFWriter
 
 from pyllama_mtp import Model
-from pyllama_mtp.errors import ModelFileError
+from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.vision import Vision
-from pyllama_mtp.models.mmproj import find_mmproj, read_mmproj, write_synthetic_mmproj
+from pyllama_mtp.models.mmproj import (
+    find_mmproj,
+    fitting_mmprojs,
+    read_mmproj,
+    write_synthetic_mmproj,
+)
 
 #: Changes bytes of a file of the kind, 1 to 8 of them, mostly in its header, or cuts it, and says
 #: how often the result was refused. argv: kind, model, file, times.
@@ -97,9 +103,37 @@ def test_files_that_do_not_fit(demo: Model, demo_file: Path, mmproj: Path, tmp_p
             Vision(demo, path)
 
 
-def test_an_encoder_beside_the_model(mmproj: Path, demo: Model) -> None:
+def test_an_encoder_beside_the_model(mmproj: Path, demo: Model, tmp_path: Path) -> None:
     model = mmproj.with_name("model.gguf")
     assert find_mmproj(model) == mmproj
+    with Model(shutil.copy(demo.path, model), mtp=False) as found, Vision(found) as vision:
+        assert vision.path == mmproj
+        (tmp_path / "alone").mkdir()
+        found.path = tmp_path / "alone" / "model.gguf"
+        with pytest.raises(UsageError, match="no mmproj"):
+            Vision(found)
     assert read_mmproj(mmproj).n_embd == demo.n_embd_inp
-    mmproj.with_name("mmproj-f16.gguf").write_bytes(b"")
-    assert find_mmproj(model) is None
+    better = mmproj.with_name("mmproj-f16.gguf")
+    better.write_bytes(b"")
+    assert find_mmproj(model) == better
+    assert find_mmproj("none/model.gguf") is None and find_mmproj("a\0/b") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "best"),
+    [
+        (["mmproj-BF16", "mmproj-F16", "mmproj-F32"], "mmproj-F16"),
+        (["mmproj-F32", "mmproj-model-bf16", "mmproj-Q8_0"], "mmproj-model-bf16"),
+        (["mmproj-F16", "mmproj-Qwen-4B-Q8_0", "mmproj-Qwen-Q8_0"], "mmproj-Qwen-4B-Q8_0"),
+        (["mmproj-F16", "mmproj-Qwen-9B-F16", "mmproj-Qwen-4Bx-F16"], "mmproj-F16"),
+        (["Qwen-4B.mmproj-bf16", "mmproj-Qwen-9B-F16"], "Qwen-4B.mmproj-bf16"),
+        (["mmproj-Base-4B-BF16", "mmproj-Base-4B-F16"], "mmproj-Base-4B-F16"),
+        (["mmproj-Qwen-9B-F16", "mmproj-Qwen-27B-F16"], None),
+        (["mtp-Qwen-4B-F16", "Qwen-4B-F16", "mmprojector"], None),
+    ],
+)
+def test_which_of_several_encoders(files: list[str], best: str | None) -> None:
+    """The one with the model's name, or with none; F16 first. One of other models is taken only
+    where it is the only one: its name may be the base model's."""
+    found = fitting_mmprojs("Qwen-4B-Q4_K_M.gguf", [f"{file}.gguf" for file in files])
+    assert (found or [None])[0] == (best and f"{best}.gguf")
