@@ -183,11 +183,11 @@ def _mmproj(info: GGUFInfo) -> tuple[str | None, str]:
     if not path:
         return None, "no mmproj*.gguf for it beside the file"
     try:
-        width = read_mmproj(path).n_embd
+        tower = read_mmproj(path)
     except ModelFileError as error:
         return None, str(error)
-    if width != info.n_embd:
-        return None, f"{path} is for models of width {width}"
+    if tower and tower.n_embd != info.n_embd:
+        return None, f"{path} is for models of width {tower.n_embd}"
     return str(path), ""
 
 

@@ -29,7 +29,7 @@ from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, Usag
 from ..imagefile import ImageSource, Pixels, pixels_of
 from ..models.mmproj import find_mmproj, read_mmproj
 from ..settings import MOST_THREADS, available_threads
-from . import native
+from . import native, trial
 from .batch import Floats, Ints
 from .model import Model
 from .owned import Exclusive, Owned
@@ -145,7 +145,8 @@ class Vision(Owned):
 
         Raises:
             ModelFileError: no such file, damaged, not an image encoder, an encoder of audio only,
-                or of another model.
+                of another model, or of a kind that is not supported. A file that cannot be checked
+                in depth is loaded in a child process first; see :mod:`.trial`.
             InsufficientMemoryError: it does not fit into memory.
             UsageError: a bad argument, or no file beside the model.
         """
@@ -165,7 +166,9 @@ class Vision(Owned):
         if -1 < limits[1] < limits[0]:
             raise UsageError(f"max_tokens {limits[1]} is below min_tokens {limits[0]}")
         tower = read_mmproj(self.path)
-        if tower.n_embd != model.n_embd_inp:
+        if tower is None:
+            trial.try_encoder(model, self.path)
+        elif tower.n_embd != model.n_embd_inp:
             raise self._refusal(
                 f"it is for models of width {tower.n_embd}, and the model's is {model.n_embd_inp}"
             )
@@ -290,7 +293,10 @@ class Vision(Owned):
         finally:
             self._api.free_chunks(chunks)
         if len(placed) != len(images) or not entries or entries[-1] < 0:
-            raise UsageError("this model's way with images is not supported")
+            raise UsageError(
+                "this model cuts the image into several parts, which is not supported; where it "
+                "does so for large images only, scale it down"
+            )
         return ImagePrompt(entries, tuple(placed), encode_s)
 
     def _entry(self, pixels: Pixels) -> int:

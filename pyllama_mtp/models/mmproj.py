@@ -1,8 +1,9 @@
 """Image encoders in files (mmproj): find one beside a model, check it, write one of random weights.
 
-The encoder is the tower of Qwen3-VL as Qwen3.5 and later models have it, without deepstack;
+The usual encoder is the tower of Qwen3-VL as Qwen3.5 and later models have it, without deepstack;
 upstream calls it "qwen3vl_merger" (tools/mtmd/models/qwen3vl.cpp). Upstream's loader trusts a file:
-an odd number or shape would end the process in the graph. So files are checked here before.
+an odd number or shape would end the process in the graph. So files are checked here before; those
+of other towers are tried in a child process, see :mod:`..llama.trial`.
 """
 
 from __future__ import annotations
@@ -192,9 +193,9 @@ def _read_name(file: str) -> tuple[str, str]:
     return "" if name == "model" else name, kind[0][1:] if kind else ""
 
 
-def read_mmproj(path: str | os.PathLike[str]) -> Tower:
-    """The dimensions of an image encoder, checked. Raises ModelFileError: no file, no image
-    encoder, one of another kind, or a damaged one."""
+def read_mmproj(path: str | os.PathLike[str]) -> Tower | None:
+    """The dimensions of an image encoder, checked; None: of another tower, of which only the kind
+    of file is checked. Raises ModelFileError: no file, no image encoder, or a damaged one."""
     info = read_gguf(path)
     try:
         return _checked(info)
@@ -206,15 +207,16 @@ class _Wrong(Exception):
     pass
 
 
-def _checked(info: GGUFInfo) -> Tower:
+def _checked(info: GGUFInfo) -> Tower | None:
     said = info.metadata
     if info.architecture != "clip":
         raise _Wrong(f"a model of the architecture {info.architecture}, and not an mmproj file")
     if not said.get("clip.has_vision_encoder"):
         raise _Wrong("an encoder of audio" if said.get("clip.has_audio_encoder") else "no encoder")
     kind = said.get("clip.projector_type") or said.get("clip.vision.projector_type")
-    if kind != PROJECTOR:
-        raise _Wrong(f"an encoder of the type {kind!r}, and only {PROJECTOR!r} is supported")
+    deep = said.get("clip.vision.is_deepstack_layers", ())
+    if kind != PROJECTOR or (isinstance(deep, tuple) and any(deep)):
+        return None
     numbers = {name: said.get(f"clip.vision.{key}", 0) for name, key in _KEYS.items()}
     if not all(type(number) is int for number in numbers.values()):
         raise _Wrong("dimensions that are not whole numbers")
@@ -243,9 +245,8 @@ def _odd_parameters(info: GGUFInfo) -> list[str]:
     merge = said.get("clip.vision.spatial_merge_size", MERGE)
     if merge != MERGE:
         wrong.append(f"spatial_merge_size is {merge}")
-    deep = said.get("clip.vision.is_deepstack_layers", ())
-    if not isinstance(deep, tuple) or any(deep):
-        wrong.append("deepstack layers are not supported")
+    if not isinstance(said.get("clip.vision.is_deepstack_layers", ()), tuple):
+        wrong.append("is_deepstack_layers is no list")
     known = {f"clip.vision.{key}" for key in _KEYS.values()}
     for key in said.keys() - known:
         if key.startswith("clip.") and any(part in key for part in _FOREIGN) and said[key]:
