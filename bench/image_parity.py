@@ -5,8 +5,8 @@
 
 Both take the same image encoder, of random weights, and the same pictures. A trial is one prompt at
 one draft depth, alone or together with the other prompts in one batch of ours; it is equal when all
-tokens and the number of accepted drafts are; see parity.py for near ties. "text only": texts are
-equal, the accepted drafts are not, and why was not looked for. Exit codes as of parity.py.
+tokens and the number of accepted drafts are; see parity.py for near ties, "text only" and the exit
+codes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import base64
 import io
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parity import ALONE, DEPTHS, N_TOKENS, TOGETHER, compared, settings
+from benchkit import DRAFTS, results
+from parity import ALONE, DEPTHS, N_TOKENS, N_UBATCH, TOGETHER, compared, settings, table
 from PIL import Image
 
 from pyllama_mtp import BatchSession, Model, Session
+from pyllama_mtp.files import write_whole
+from pyllama_mtp.llama import native
 from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.measure.peers import (
@@ -46,7 +48,15 @@ TEXTS = (
     f"First {HERE} and then {HERE}, which are both ",
 )
 #: Width and height of pictures, by trial: of few tokens, and of more than a graph has.
-SIZES = ((96, 64), (160, 224), (320, 256))
+SIZES = ((96, 64), (64, 128), (160, 224), (320, 256), (448, 96), (384, 352))
+
+WHAT_IT_SAYS = f"""\
+A trial: all of {N_TOKENS} tokens after one of {len(SIZES) * len(TEXTS)} prompts with images,
+and the number of accepted drafts, at depths {DEPTHS}, {ALONE} and {TOGETHER} (four at
+once). Images are first, in the middle, last, or two; of 8 to 132 tokens each, and graphs have
+{N_UBATCH}. The encoder has random weights; so has "tiny", whose head drafts well. Near ties are as
+in parity.py. Text only: the texts are equal, the accepted drafts are not, and why was not looked
+for."""
 
 
 def png(seed: int, size: tuple[int, int]) -> bytes:
@@ -95,20 +105,20 @@ def trials(model: Model, vision: Vision, server: str, depth: int) -> list[dict[s
     with BatchSession(model, given, 4) as batch:
         together = batch.generate(asked, **limits).run().results
     return [
-        {"depth": depth, "way": way, "prompt": i} | compared(ours, expected, {})
+        {"depth": depth, "way": way, "prompt": len(prompt)} | compared(ours, expected, {})
         for way, found in ((ALONE, alone), (TOGETHER, together))
-        for i, (ours, expected) in enumerate(zip(found, theirs, strict=True))
+        for prompt, ours, expected in zip(asked, found, theirs, strict=True)
     ]
 
 
 def main() -> int:
-    """Run all trials; the exit code."""
+    """Run all trials; write build/results/image-parity.md. The exit code."""
     try:
-        server = find("llama-server", gpu=False).command[0]
+        server = find("llama-server", gpu=False)
     except PeerError as error:
         print(error, file=sys.stderr)
         return 2
-    found: list[dict[str, Any]] = []
+    ended: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         tiny = write_synthetic(Path(folder) / "tiny.gguf", "tiny", "q8_0", head_noise=0.05)
         for path in (demo_path(), tiny):
@@ -117,15 +127,16 @@ def main() -> int:
                     Path(folder) / f"mmproj-{path.name}", model.n_embd_inp
                 )
                 with Vision(model, mmproj, n_threads=1) as vision:
-                    for depth in DEPTHS:
-                        of = trials(model, vision, server, depth)
-                        found += of
-                        ends = dict(Counter(trial["end"] for trial in of))
-                        drafts = [sum(trial[k] for trial in of) for k in ("accepted", "drafted")]
-                        print(f"{path.name} depth {depth}: {ends}, drafts {drafts}", flush=True)
-    for trial in found:
-        if trial["end"] != "equal":
-            print(trial)
+                    runs = (trials(model, vision, server.command[0], depth) for depth in DEPTHS)
+                    ended[path.stem] = [trial for found in runs for trial in found]
+            print("\n".join(table({path.stem: ended[path.stem]})), flush=True)
+    lines = ["# Texts and accepted drafts after images, beside llama-server", ""]
+    lines += results.header_lines(results.header(native.load().stamp))
+    lines += [f"- llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"]
+    lines += ["", *table(ended), "", WHAT_IT_SAYS]
+    DRAFTS.mkdir(parents=True, exist_ok=True)
+    write_whole(DRAFTS / "image-parity.md", ("\n".join(lines).rstrip() + "\n").encode())
+    found = [trial for some in ended.values() for trial in some]
     return int(any(trial["end"] not in ("equal", "near tie") for trial in found))
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .grammar import Grammar as Grammar
     from .llama import native as native
     from .llama.model import Model as Model
+    from .llama.vision import IMAGE_MARKER as IMAGE_MARKER
+    from .llama.vision import Vision as Vision
     from .measure import api as bench  # noqa: F401 - lazy, not for import *
     from .session import BatchGeneration as BatchGeneration
     from .session import BatchSession as BatchSession
@@ -45,6 +47,7 @@ _MODULES = {
     "errors": ("PyllamaMtpError",),
     "grammar": ("Grammar",),
     "llama.model": ("Model",),
+    "llama.vision": ("IMAGE_MARKER", "Vision"),
     "session": ("BatchGeneration", "BatchSession", "Generation", "Session", "stream"),
     "settings": ("RopeScaling", "Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),

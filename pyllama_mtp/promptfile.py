@@ -4,7 +4,8 @@ The file is a zip archive of members that are stored, not compressed; numbers ar
 
     prompt-1.json  {"identity": {name: text or whole number}, "draft_n_past": whole number,
                    "sections": names of the other members}; see ProcessedPrompt. 1 is the version.
-    tokens         token ids, i32
+                   With images also "images": what SavedImage says of each.
+    tokens         token ids, i32; -1 for rows of images
     target         state of the target cache, as llama.cpp gave it
     draft          of a draft context (upstream's way), likewise; may be absent
     carry          its hidden state of the last position, f32; may be absent
@@ -23,7 +24,7 @@ import stat
 import struct
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
@@ -41,7 +42,8 @@ from .models.modelinfo import GGUFInfo
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .sequence import Sequence
+    from .llama.vision import PlacedImage
+    from .sequence import Sequence as Text
 
 HEADER = "prompt-1.json"
 MAX_HEADER = 1 << 16
@@ -55,10 +57,35 @@ Identity = Mapping[str, str | int]
 _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
+_Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class SavedImage(Struct, forbid_unknown_fields=True, frozen=True):
+    """An image of a processed prompt; see :class:`.PlacedImage`.
+
+    Attributes:
+        start: its first row among the tokens; `n_tokens` rows, `n_positions` positions.
+        digest: which image it is: -1 - entry in hexadecimal digits.
+        last: its largest position in the cache, from the position of its first row.
+    """
+
+    start: _Count
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{1,30}$")]
+    n_tokens: _Count
+    n_positions: _Count
+    last: _Count
+
+    @property
+    def entry(self) -> int:
+        """Stands for each of its rows in a prompt."""
+        return -1 - int(self.digest, 16)
+
+
 class _Header(Struct, forbid_unknown_fields=True):
     identity: dict[str, str | _Int64]
     draft_n_past: Annotated[int, Meta(ge=0)]
     sections: list[Literal["tokens", "target", "draft", "carry"]]
+    images: tuple[SavedImage, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +93,15 @@ class ProcessedPrompt:
     """The state of a session after a prompt.
 
     Attributes:
-        tokens: ids of the prompt, position 0 first; the caller checks them against its vocabulary.
+        tokens: ids of the prompt, position 0 first, and entries of images; the caller checks ids
+            against its vocabulary.
         target: state of the target cache, which holds exactly `tokens`.
         draft: state of the draft cache; None without MTP.
         draft_n_past: positions of the draft cache in step with the target; 0 without one.
         carry: [n_embd] float32, hidden state of position draft_n_past - 1; None when not known.
         identity: values, by name, that must be equal for the states to fit: the model's
             fingerprint, the upstream commit, cache types. Text or whole numbers of 64 bits.
+        images: among the tokens.
     """
 
     tokens: list[int]
@@ -81,6 +110,7 @@ class ProcessedPrompt:
     draft_n_past: int
     carry: Floats | None
     identity: dict[str, str | int]
+    images: tuple[SavedImage, ...] = ()
 
 
 def fingerprint(info: GGUFInfo) -> str:
@@ -128,17 +158,19 @@ def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
 
 def _members(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
     """The archive's members, by name, in file order."""
-    tokens = np.array(prompt.tokens, dtype="<i4")
+    tokens = np.array([max(token, -1) for token in prompt.tokens], dtype="<i4")
     sections: dict[str, bytes | bytearray] = {"tokens": tokens.tobytes(), "target": prompt.target}
     if prompt.draft is not None:
         sections["draft"] = prompt.draft
     if prompt.carry is not None:
         sections["carry"] = prompt.carry.astype("<f4").tobytes()
-    given = {"identity": prompt.identity, "draft_n_past": prompt.draft_n_past}
+    given: dict[str, Any] = {"identity": prompt.identity, "draft_n_past": prompt.draft_n_past}
     given |= {"sections": [*sections]}
+    if prompt.images:
+        given["images"] = msgspec.to_builtins(prompt.images)
     text = json.dumps(given).encode()
     if len(text) > MAX_HEADER:
-        raise UsageError(f"the identity is too long: a header of {len(text)} bytes")
+        raise UsageError(f"the identity, or the list of images, has {len(text)} bytes: too long")
     return {HEADER: text, **sections}
 
 
@@ -194,6 +226,7 @@ def _read(file: BinaryIO, path: str | os.PathLike[str], identity: Identity) -> P
         _compare(path, header.identity, identity)
         sizes = {name: member.file_size for name, member in members.items()}
         _check_sections(header, sizes)
+        _check_images(header.images, sizes["tokens"] // 4)
         if (total := sum(sizes.values())) > available_memory():
             raise InsufficientMemoryError(
                 f"{path} holds {total / 1e6:.1f} MB of states, "
@@ -206,14 +239,30 @@ def _read(file: BinaryIO, path: str | os.PathLike[str], identity: Identity) -> P
                 f"{path}: no memory for {total / 1e6:.1f} MB of states"
             ) from None
     carry = found.get("carry")
+    tokens = np.frombuffer(found["tokens"], dtype="<i4").tolist()
+    for image in header.images:
+        tokens[image.start : image.start + image.n_tokens] = [image.entry] * image.n_tokens
     return ProcessedPrompt(
-        tokens=np.frombuffer(found["tokens"], dtype="<i4").tolist(),
+        tokens=tokens,
         target=found["target"],
         draft=found.get("draft"),
         draft_n_past=header.draft_n_past,
         carry=None if carry is None else np.frombuffer(carry, "<f4").astype(np.float32),
         identity=header.identity,
+        images=header.images,
     )
+
+
+def _check_images(images: Sequence[SavedImage], n_tokens: int) -> None:
+    """Refuse images that are not one after the other within the tokens, or of impossible sizes."""
+    free = 0
+    for image in images:
+        if not (
+            free <= image.start < image.start + image.n_tokens <= n_tokens
+            and image.last < image.n_positions <= image.n_tokens
+        ):
+            raise ValueError(f"an image at {image.start} cannot be there")
+        free = image.start + image.n_tokens
 
 
 def _check_sections(header: _Header, sizes: Mapping[str, int]) -> None:
@@ -271,7 +320,7 @@ def identity_of(engine: Engine) -> dict[str, str | int]:
     }
 
 
-def save(engine: Engine, sequence: Sequence, path: str | os.PathLike[str]) -> None:
+def save(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> None:
     """Write the processed text of a sequence.
 
     Raises:
@@ -281,15 +330,30 @@ def save(engine: Engine, sequence: Sequence, path: str | os.PathLike[str]) -> No
     """
     if engine.target.handle and not (engine.intact and sequence.tokens):
         raise UsageError("there is no processed prompt to save; process one first")
-    if sequence.images:
-        raise UsageError("prompts with images cannot be saved to files")
     draft = engine.head.save(sequence)
     target = engine.target.save_state(seq=sequence.id)
-    found = ProcessedPrompt(list(sequence.tokens), target, *draft, identity_of(engine))
+    images = tuple(map(_saved, sequence.images))
+    found = ProcessedPrompt(list(sequence.tokens), target, *draft, identity_of(engine), images)
     write(path, found)
 
 
-def restore(engine: Engine, sequence: Sequence, path: str | os.PathLike[str]) -> int:
+def _saved(placed: PlacedImage) -> SavedImage:
+    image = placed.image
+    sizes = image.n_tokens, image.n_positions, int(image.positions[:, 0].max())
+    return SavedImage(placed.start, f"{-1 - image.entry:x}", *sizes)
+
+
+def _placed(saved: SavedImage) -> PlacedImage:
+    """A restored image. It has no embeddings: they are in the caches."""
+    from .llama.vision import EncodedImage, PlacedImage
+
+    rows = np.zeros((saved.n_tokens, 0), np.float32)
+    positions = np.full((saved.n_tokens, 1), saved.last, np.int32)
+    image = EncodedImage(saved.entry, rows, positions, saved.n_positions)
+    return PlacedImage(saved.start, image)
+
+
+def restore(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> int:
     """Put saved text into a sequence, instead of its present text: the number of tokens.
 
     Raises:
@@ -297,7 +361,9 @@ def restore(engine: Engine, sequence: Sequence, path: str | os.PathLike[str]) ->
         UsageError: longer than the context.
     """
     found = read(path, identity_of(engine))
-    engine.model.check_tokens(found.tokens)
+    images = [*map(_placed, found.images)]
+    entries = {image.entry for image in found.images}
+    engine.model.check_tokens([token for token in found.tokens if token not in entries])
     if len(found.tokens) > engine.n_ctx:
         raise UsageError(
             f"{os.fspath(path)} holds {len(found.tokens)} tokens and the context "
@@ -307,12 +373,17 @@ def restore(engine: Engine, sequence: Sequence, path: str | os.PathLike[str]) ->
     engine.release(sequence)
     try:
         engine.target.load_state(found.target, seq=sequence.id)
-        if engine.target.past(sequence.id) != len(found.tokens):
+        sequence.tokens, sequence.images = list(found.tokens), images
+        for image in found.images:
+            first = sequence.position(image.start)
+            end = first + image.n_positions
+            engine.target.note_image(first + image.last, end, sequence.id)
+        if engine.target.past(sequence.id) != sequence.position(len(found.tokens)):
             raise PromptFileError(f"{os.fspath(path)}: its state does not match its tokens", path)
         if found.draft is not None:
             engine.head.load(sequence, found.draft, found.draft_n_past, found.carry)
     except BaseException:
         engine.reset()
         raise
-    sequence.tokens, sequence.used = list(found.tokens), time.monotonic()
+    sequence.used = time.monotonic()
     return len(found.tokens)

@@ -216,10 +216,12 @@ class Cases:
 
     def _run_encoder(self, path: Path) -> Result:
         """Load it, and go on after an image."""
+        trial.LEAST_S = TRIAL_S
         try:
             vision = Vision(self._model, path, n_threads=1)
         except PyllamaMtpError as error:
-            return Result(REFUSED, str(error))
+            ended = "the process that tried to load it" in str(error)
+            return Result(ENDED if ended else REFUSED, str(error))
         with vision:
             return self._see(vision, images.PICTURE)
 

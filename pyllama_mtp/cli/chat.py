@@ -11,6 +11,7 @@ examples:
   pyllama-mtp chat --model Qwen3.5-4B-Q8_0.gguf
   pyllama-mtp chat --no-think --system "Answer in one sentence."
   pyllama-mtp chat --reasoning-budget 200 --stats
+A model that sees takes pictures: /image photo.jpg, and then the question.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from typing import TYPE_CHECKING, Any
 from pyllama_mtp.arguments import flag
 from pyllama_mtp.cli import go_on, interrupted, on_signal, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
+from pyllama_mtp.imagefile import pixels_of
 
 if TYPE_CHECKING:
     from pyllama_mtp import ChatOptions, Generation, Sampling, Session
+    from pyllama_mtp.llama.vision import Vision
 
 #: Questions that are remembered across conversations.
 HISTORY = 1000
@@ -42,6 +45,7 @@ _CHAT = ("thinking", "budget", "reasoning_effort")
 _HELP = """\
 /help               this list
 /reset              forget the conversation
+/image FILE         show a picture with the next question; may be repeated
 /retry              answer the last question once more
 /system TEXT        what the model is told first; forgets the conversation
 /set                show the settings
@@ -62,6 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_chat_options(parser)
     options.add_parts(parser, "depth", "ngram")
     options.add_model_options(parser)
+    options.add_vision_option(parser)
     options.add_settings_options(parser, n_ctx=f"of the conversation: {options.USUAL_N_CTX}")
     options.add_sampling_options(parser)
     options.leave_sampling_to_the_model(parser)
@@ -77,25 +82,41 @@ def run(args: argparse.Namespace) -> int:
     native.load(args.lib)
     with (
         options.open_model(args) as model,
+        contextlib.ExitStack() as encoder,
         Session(model, settings) as session,
     ):
+
+        def open_vision() -> Vision | None:
+            return encoder.enter_context(options.open_vision(args, model, True))
+
+        if args.mmproj not in (None, "none"):  # else when there is an image to see
+            session.vision = open_vision()
         sampling = dataclasses.replace(model.sampling, **given)
-        talk = Conversation(session, sampling, chat, args.max_tokens, args.stats, args.system)
+        talk = Conversation(
+            *(session, open_vision, sampling, chat, args.max_tokens, args.stats, args.system)
+        )
         with _line_editing():
             return talk.run()
 
 
 @dataclasses.dataclass
 class Conversation:
-    """The messages so far, and the settings of the next answer."""
+    """The messages so far, and the settings of the next answer.
+
+    Attributes:
+        open_vision: opens the model's image encoder.
+        images: parts of the next question.
+    """
 
     session: Session
+    open_vision: Callable[[], Vision | None]
     sampling: Sampling
     chat: ChatOptions
     max_tokens: int | None
     stats: bool
     system: str | None
-    messages: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    images: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     last: Generation | None = None
 
     def run(self) -> int:
@@ -111,7 +132,7 @@ class Conversation:
                 if line.startswith("/"):
                     self._command(line)
                 elif line:
-                    self._say(line)
+                    self._ask(line)
             except EOFError:
                 if terminal:
                     print()
@@ -128,6 +149,7 @@ class Conversation:
         commands: dict[str, Callable[[str], None]] = {
             "help": lambda rest: print(_HELP),
             "reset": self._reset,
+            "image": self._show_image,
             "retry": self._retry,
             "system": self._set_system,
             "set": self._set,
@@ -139,9 +161,14 @@ class Conversation:
 
     # -- turns ---------------------------------------------------------------------------------
 
-    def _say(self, text: str) -> None:
+    def _ask(self, text: str) -> None:
+        """Ask about the images that were given since the last question, if there are any."""
+        images, self.images = self.images, []
+        self._say([*images, {"type": "text", "text": text}] if images else text)
+
+    def _say(self, content: str | list[dict[str, Any]]) -> None:
         """Ask, show the answer, and remember both; forget a question without an answer."""
-        asked: list[dict[str, str]] = [*self.messages, {"role": "user", "content": text}]
+        asked: list[dict[str, Any]] = [*self.messages, {"role": "user", "content": content}]
         first = [{"role": "system", "content": self.system}] if self.system else []
         with progress.prompt() as tell:
             self.last = self.session.chat(
@@ -152,7 +179,7 @@ class Conversation:
                 on_progress=tell,
             )
             _show(self.last)
-        turn = {"role": "assistant", "content": self.last.text}
+        turn: dict[str, Any] = {"role": "assistant", "content": self.last.text}
         if self.last.reasoning:
             turn["reasoning_content"] = self.last.reasoning
         self.messages = [*asked, turn]
@@ -162,8 +189,17 @@ class Conversation:
             self._show_stats()
 
     def _reset(self, rest: str = "") -> None:
-        self.messages = []
+        self.messages, self.images = [], []
         self.last = None
+
+    def _show_image(self, rest: str) -> None:
+        """Take an image into the next question; its file is read now."""
+        if not rest:
+            raise UsageError("which image? /image FILE")
+        pixels = pixels_of(Path(rest.strip("'\"")).expanduser())  # a terminal may put quotes
+        if self.session.vision is None:
+            self.session.vision = self.open_vision()
+        self.images.append({"type": "image", "image": pixels})
 
     def _retry(self, rest: str) -> None:
         if not self.messages:

@@ -176,13 +176,18 @@ def _drafting_rows(info: GGUFInfo) -> dict[str, str]:
     }
 
 
-def _mmproj(info: GGUFInfo) -> str | None:
-    """The image encoder beside the model, if it fits."""
+def _mmproj(info: GGUFInfo) -> tuple[str | None, str]:
+    """The image encoder that is used for the model; if there is none, why."""
     path = find_mmproj(info.path)
+    if not path:
+        return None, "no mmproj*.gguf for it beside the file"
     try:
-        return str(path) if path and read_mmproj(path).n_embd == info.n_embd else None
-    except ModelFileError:
-        return None
+        tower = read_mmproj(path)
+    except ModelFileError as error:
+        return None, str(error)
+    if tower and tower.n_embd != info.n_embd:
+        return None, f"{path} is for models of width {tower.n_embd}"
+    return str(path), ""
 
 
 def _print_model(info: GGUFInfo) -> None:
@@ -190,6 +195,7 @@ def _print_model(info: GGUFInfo) -> None:
     trunk = f" ({kinds})" if info.validated else ""
     types = ", ".join(f"{t} {n / 2**20:.1f} MiB" for t, n in info.tensor_types.items())
     experts = f", {info.n_expert} experts ({info.n_expert_used} used)" if info.n_expert else ""
+    mmproj, why_blind = _mmproj(info)
     rows = {
         "file": f"{info.path} ({info.size / 1e6:.1f} MB, GGUF {info.version})",
         "name": info.name + (" [synthetic: random weights]" if info.synthetic else ""),
@@ -197,7 +203,7 @@ def _print_model(info: GGUFInfo) -> None:
         "layers": f"{info.n_layer}{trunk}",
         "MTP head": _mtp_text(info),
         **_drafting_rows(info),
-        "images": _mmproj(info) or "not seen: no fitting mmproj*.gguf beside the file",
+        "images": f"seen with {mmproj}" if mmproj else f"not seen: {why_blind}",
         "width": f"{info.n_embd}, {info.n_head} heads ({info.n_head_kv} KV) of "
         f"{info.head_dim_k}{experts}",
         "vocabulary": f"{info.n_vocab} ({info.tokenizer_model}, {info.tokenizer_pre})"
@@ -222,7 +228,7 @@ def _as_json(
         **{name: getattr(info, name) for name in _PROPERTIES},
         "mtp_in_trunk": info.in_trunk,
         "mtp_trimmed_to": head.n_rows if head else None,
-        "mmproj": _mmproj(info),
+        "mmproj": _mmproj(info)[0],
         "n_tensors": len(info.tensors),
         "slow_types": slow,
         "memory": {

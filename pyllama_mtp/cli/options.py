@@ -340,7 +340,7 @@ def add_vision_option(parser: argparse._ActionsContainer) -> None:
         "--mmproj",
         metavar="FILE|none",
         help="the model's image encoder (default: the mmproj*.gguf beside the model, if there is "
-        "one)",
+        "one; of several, the one with the model's name, and F16 before other types)",
     )
 
 
@@ -353,12 +353,11 @@ def open_vision(args: argparse.Namespace, model: Model, wanted: bool) -> Iterato
         UsageError: it is `wanted`, and there is none.
     """
     from pyllama_mtp.llama.vision import Vision
-    from pyllama_mtp.models.mmproj import find_mmproj, no_mmproj
+    from pyllama_mtp.models.mmproj import find_mmproj
 
-    path = find_mmproj(model.path) if args.mmproj is None else args.mmproj
-    if path and path != "none":
+    if args.mmproj != "none" and (wanted or args.mmproj or find_mmproj(model.path)):
         try:
-            vision = Vision(model, path, n_threads=args.n_threads)
+            vision = Vision(model, args.mmproj, n_threads=args.n_threads)
         except PyllamaMtpError as error:
             if wanted or args.mmproj is not None:
                 raise
@@ -368,7 +367,7 @@ def open_vision(args: argparse.Namespace, model: Model, wanted: bool) -> Iterato
                 yield vision
             return
     if wanted:
-        raise no_mmproj(model.path)
+        raise UsageError("images need the model's image encoder, and --mmproj is none")
     yield None
 
 
@@ -383,7 +382,7 @@ def model_path(args: argparse.Namespace) -> str | Path:
     if args.model is not None:
         from pyllama_mtp.models.hub import local_file
 
-        args.model = local_file(args.model)
+        args.model = local_file(args.model, getattr(args, "mmproj", None) != "none")
         return str(args.model)
     from pyllama_mtp.models.demo import demo_path
 

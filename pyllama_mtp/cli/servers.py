@@ -94,6 +94,12 @@ class Serve:
         options.add_parts(parser, "depth", "ngram")
         options.add_model_options(parser)
         options.add_vision_option(parser)
+        add(
+            "--allow-image-urls",
+            action="store_true",
+            help="fetch images of http(s) URLs for clients, from public addresses only, up to 32 "
+            "MiB and 20 s for a request (default: only data URLs)",
+        )
         options.add_settings_options(parser, n_ctx=f"of each sequence: {options.USUAL_N_CTX}")
         parser.set_defaults(n_batch=512)
 
@@ -135,7 +141,10 @@ class Serve:
             limits = (generator.n_ctx, args.max_tokens)
             fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())
             name = args.name or model.name
-            served = Served(model, name, *limits, fingerprint, now, chat, args.strict_model, vision)
+            served = Served(
+                *(model, name, *limits, fingerprint, now, chat, args.strict_model, vision),
+                image_urls=args.allow_image_urls,
+            )
             host, port = listening.getsockname()[:2]
 
             def say() -> None:

@@ -349,7 +349,12 @@ class Context(Owned, OfThisProcess):
         """
         seqs, none = np.full(len(rows), seq, np.int32), np.zeros(len(rows), dtype=np.int8)
         self.decode_batch(Batch(np.zeros_like(seqs), positions, seqs, none, rows=rows))
-        self._image_ends.setdefault(seq, {})[self._last(seq)] = end
+        self.note_image(self._last(seq), end, seq)
+
+    def note_image(self, last: int, end: int, seq: int = SEQ) -> None:
+        """An image in the cache, whose largest position there is `last`; `end`: see
+        :meth:`decode_rows`. :meth:`load_state` forgets it."""
+        self._image_ends.setdefault(seq, {})[last] = end
 
     def decode_batch(self, batch: Batch) -> None:
         """Process a batch of any sequences; for the errors see :meth:`decode`."""

@@ -2,8 +2,9 @@
 
 Files of some architectures are checked in depth before the native code sees them. Of other files
 only the header is checked, and upstream's loader, tokenizer and graphs may fail on the rest. So a
-child process (:func:`serve`) loads the file, reads its vocabulary, and decodes a few tokens. A
-child that crashes or hangs is an error here. The file stays in the system's cache.
+child process (:func:`serve`) loads the file, reads its vocabulary, and decodes a
+few tokens; or it loads an image encoder, and encodes a few pictures. A child that crashes or hangs
+is an error here. The file stays in the system's cache.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from . import native
 
 if TYPE_CHECKING:
     from ..models.modelinfo import GGUFInfo
+    from .model import Model
 
 #: Seconds that a child may take, and bytes of the file for which it gets a second more.
 LEAST_S, BYTES_PER_S = 120.0, 20e6
@@ -31,6 +33,8 @@ _SAID = 400
 #: Tokens of the prompt, in graphs of 16. Only one row of the last graph is wanted, which graphs of
 #: cogvlm ignore.
 N_TOKENS = 40
+#: Height and width of the pictures. They are few, as a large encoder needs seconds for one.
+PICTURES = (64, 64), (300, 200)
 
 #: What has passed; see :func:`_identity`.
 _passed: set[tuple[Any, ...]] = set()
@@ -57,11 +61,31 @@ def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
     no_alloc = no_alloc or info.weight_bytes > available_memory()
     if is_child or (*key, False) in _passed or (*key, no_alloc) in _passed:
         return
-    request = {
-        "library": str(native.load().folder),
-        "path": info.path,
-        "arguments": {"mtp": mtp, "head": info.head or "none", "no_alloc": no_alloc},
-    }
+    arguments = {"mtp": mtp, "head": info.head or "none", "no_alloc": no_alloc}
+    _ask({"path": info.path, "arguments": arguments}, info.path, info.size)
+    _passed.add((*key, no_alloc))
+
+
+def try_encoder(model: Model, path: Path) -> None:
+    """Load an image encoder for a model, and encode a few pictures, in a child process, once per
+    process unless a file changes. For the errors see :func:`try_out`."""
+    state = path.stat()
+    key = (*_identity(model.info, False), str(path), state.st_size, state.st_mtime_ns)
+    if is_child or key in _passed:
+        return
+    arguments = {"mtp": False, "head": "none", "no_alloc": True}
+    request = {"path": model.info.path, "arguments": arguments, "encoder": str(path)}
+    _ask(request, str(path), state.st_size)
+    _passed.add(key)
+
+
+def _ask(request: dict[str, Any], path: str, size: int) -> None:
+    """Have a child process try what the request says. For the errors see :func:`try_out`.
+
+    Args:
+        path: the file that is tried; `size`: its bytes.
+    """
+    request |= {"library": str(native.load().folder)}
     with tempfile.TemporaryFile() as said:
         try:
             done = subprocess.run(
@@ -69,25 +93,24 @@ def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=said,
-                timeout=LEAST_S + info.size / BYTES_PER_S,
+                timeout=LEAST_S + size / BYTES_PER_S,
                 env={**os.environ, "GGML_NO_BACKTRACE": "1"},
             )
             code, answer = done.returncode, done.stdout
         except subprocess.TimeoutExpired:
             code, answer = None, b""
         except OSError as reason:
-            raise LibraryError(f"no process can be started to try {info.path}: {reason}") from None
+            raise LibraryError(f"no process can be started to try {path}: {reason}") from None
         said.seek(0)
         lines = said.read().decode(errors="replace").splitlines()
     if code != 0:
         words = child.last_words("; ".join(dict.fromkeys(lines)), _SAID)
         raise ModelFileError(
-            f"{info.path}: the process that tried to load it {_how_it_ended(code)}: "
+            f"{path}: the process that tried to load it {_how_it_ended(code)}: "
             f"{words}. The file is damaged, or not for this llama.cpp",
-            info.path,
+            path,
         )
-    _raise_what_was(json.loads(answer), info.path)
-    _passed.add((*key, no_alloc))
+    _raise_what_was(json.loads(answer), path)
 
 
 def _identity(info: GGUFInfo, mtp: bool) -> tuple[Any, ...]:
@@ -129,7 +152,10 @@ def serve(request: dict[str, Any]) -> None:
     failure = {}
     try:
         native.load(request["library"])
-        _use(request["path"], request["arguments"])
+        if "encoder" in request:
+            _see(request["path"], request["arguments"], request["encoder"])
+        else:
+            _use(request["path"], request["arguments"])
     except PyllamaMtpError as error:
         failure = {"error": type(error).__name__, "message": str(error)}
     json.dump(failure, answer)
@@ -152,3 +178,19 @@ def _use(path: str, arguments: dict[str, Any]) -> None:
             last = model.n_vocab - 1
             prompt = [i * last // (N_TOKENS - 1) for i in range(N_TOKENS)]
             session.generate(prompt, max_tokens=3, ignore_eos=True).run()
+
+
+def _see(path: str, arguments: dict[str, Any], encoder: str) -> None:
+    """Encode pictures of several sizes for the model, which has no weights."""
+    import numpy as np
+
+    from .model import Model
+    from .vision import IMAGE_MARKER, Vision
+
+    with (
+        Model(path, device="none", **arguments) as model,
+        Vision(model, encoder) as vision,
+    ):
+        for height, width in PICTURES:
+            pixels = np.resize(np.arange(251, dtype=np.uint8), (height, width, 3))
+            vision.prompt(f"a{IMAGE_MARKER}b", [pixels])

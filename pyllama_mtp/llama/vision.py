@@ -27,9 +27,9 @@ import numpy as np
 from ..arguments import file_name, whole
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
 from ..imagefile import ImageSource, Pixels, pixels_of
-from ..models.mmproj import read_mmproj
+from ..models.mmproj import find_mmproj, read_mmproj
 from ..settings import MOST_THREADS, available_threads
-from . import native
+from . import native, trial
 from .batch import Floats, Ints
 from .model import Model
 from .owned import Exclusive, Owned
@@ -129,7 +129,7 @@ class Vision(Owned):
     def __init__(
         self,
         model: Model,
-        mmproj: str | os.PathLike[str],
+        mmproj: str | os.PathLike[str] | None = None,
         *,
         min_tokens: int | None = None,
         max_tokens: int | None = None,
@@ -138,17 +138,24 @@ class Vision(Owned):
         """Load the encoder.
 
         Args:
+            mmproj: its file; default: the one beside the model, see :func:`.mmproj.find_mmproj`.
             min_tokens, max_tokens: of an image, which is scaled accordingly; default: what the file
                 says.
             n_threads: default: one for each CPU core that is available.
 
         Raises:
             ModelFileError: no such file, damaged, not an image encoder, an encoder of audio only,
-                or of another model.
+                of another model, or of a kind that is not supported. A file that cannot be checked
+                in depth is loaded in a child process first; see :mod:`.trial`.
             InsufficientMemoryError: it does not fit into memory.
-            UsageError: a bad argument.
+            UsageError: a bad argument, or no file beside the model.
         """
         self._handle: Any = None
+        if mmproj is None and (mmproj := find_mmproj(model.path)) is None:
+            raise UsageError(
+                f"{Path(model.path).parent} has no mmproj*.gguf for this model; give the file of "
+                "its image encoder (mmproj=, --mmproj)"
+            )
         self.model, self.path = model, Path(file_name("mmproj", mmproj, "an mmproj .gguf file"))
         most = MOST_THREADS, f"from 1 to {MOST_THREADS}"
         self._n_threads = whole("n_threads", n_threads or available_threads(), 1, *most)
@@ -159,7 +166,9 @@ class Vision(Owned):
         if -1 < limits[1] < limits[0]:
             raise UsageError(f"max_tokens {limits[1]} is below min_tokens {limits[0]}")
         tower = read_mmproj(self.path)
-        if tower.n_embd != model.n_embd_inp:
+        if tower is None:
+            trial.try_encoder(model, self.path)
+        elif tower.n_embd != model.n_embd_inp:
             raise self._refusal(
                 f"it is for models of width {tower.n_embd}, and the model's is {model.n_embd_inp}"
             )
@@ -284,7 +293,10 @@ class Vision(Owned):
         finally:
             self._api.free_chunks(chunks)
         if len(placed) != len(images) or not entries or entries[-1] < 0:
-            raise UsageError("this model's way with images is not supported")
+            raise UsageError(
+                "this model cuts the image into several parts, which is not supported; where it "
+                "does so for large images only, scale it down"
+            )
         return ImagePrompt(entries, tuple(placed), encode_s)
 
     def forget(self) -> None:

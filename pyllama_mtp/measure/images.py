@@ -18,7 +18,6 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.imagefile import ImageSource, Pixels, pixels_of
 from pyllama_mtp.llama.vision import IMAGE_MARKER, ImagePrompt, Vision
 from pyllama_mtp.measure.plan import ImageFile
-from pyllama_mtp.models.mmproj import find_mmproj, no_mmproj
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -97,12 +96,9 @@ class Imaging:
             UsageError: there is no encoder beside the model, or the picture cannot be encoded.
             ModelFileError, InsufficientMemoryError: see :class:`.Vision`.
         """
-        mmproj = picture.mmproj or find_mmproj(model.path)
-        if not mmproj:
-            raise no_mmproj(model.path)
-        self.mmproj = Path(mmproj)
         self._pixels = picture.pixels
-        self._vision = Vision(model, self.mmproj, n_threads=n_threads)
+        self._vision = Vision(model, picture.mmproj, n_threads=n_threads)
+        self.mmproj = self._vision.path
         try:
             self.alone = self._vision.prompt(IMAGE_MARKER, [self._pixels])
         except BaseException:

@@ -126,6 +126,9 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
         f"prompt     {done}{t.n_prompt} tokens{cached} read in {t.prefill_s:.3f} s, "
         f"{speed_words(t.prefill_tps)} per second{stopped}",
     ]
+    if t.n_image_tokens:
+        spent = f"encoded in {t.encode_s:.3f} s" if t.encode_s else "encoded before"
+        lines.append(f"images     {t.n_image_tokens} tokens of the prompt, {spent}")
     if not t.n_left:
         lines.append(
             f"answer     {t.n_generated} tokens written in {t.decode_s:.3f} s, "

@@ -27,6 +27,7 @@ from ..errors import (
 from ..files import check_room, write_error
 from .ggufheader import PART_NAME
 from .ggufinfo import read_gguf
+from .mmproj import fitting_mmprojs
 from .sidecar import PREFIX as HEAD_PREFIX
 from .sidecar import fitting_heads
 
@@ -40,24 +41,27 @@ _NO_MODEL = re.compile(rf"(^|[-._])(mmproj|imatrix|eagle3|dflash|dspark)[-._]|^{
 log = logging.getLogger("pyllama_mtp")
 
 
-def local_file(name: str) -> str:
-    """The file that a name stands for; "hf:OWNER/REPO[:QUANT]" is fetched if it is not there."""
+def local_file(name: str, images: bool = True) -> str:
+    """The file that a name stands for; "hf:OWNER/REPO[:QUANT]" is fetched if it is not there, see
+    :func:`fetch`."""
     if not name.startswith(PREFIX):
         return name
     repository, _, quant = name.removeprefix(PREFIX).partition(":")
-    return str(fetch(repository, quant or None))
+    return str(fetch(repository, quant or None, images))
 
 
-def fetch(repository: str, quant: str | None = None) -> Path:
+def fetch(repository: str, quant: str | None = None, images: bool = True) -> Path:
     """Download a model of a repository into the hub's cache, unless it is there already.
 
-    All parts of a split model are fetched; so is an MTP head in a file of its own, if the model has
-    none. Without a network, only the cache is searched.
+    All parts of a split model are fetched; so are an MTP head in a file of its own, if the model
+    has none, and its image encoder, one of them by the rule of :func:`.mmproj.fitting_mmprojs`.
+    Without a network, only the cache is searched.
 
     Args:
         repository: "OWNER/REPO".
         quant: the end of the model's name, such as "Q8_0", or the whole name. None: Q4_K_M, or the
             only model.
+        images: False: without the image encoder.
 
     Returns:
         The file to open; of a split model the first.
@@ -86,6 +90,8 @@ def fetch(repository: str, quant: str | None = None) -> Path:
     first, *_ = [_download(repository, name, str(about.sha)) for name in parts]
     if (head := head_of(parts[0], names)) and not read_gguf(first).has_mtp:
         _link_beside(first, _download(repository, head, str(about.sha)))
+    if images and (mmproj := mmproj_of(parts[0], names)):
+        _link_beside(first, _download(repository, mmproj, str(about.sha)))
     return first
 
 
@@ -145,13 +151,27 @@ def head_of(model: str, names: Sequence[str]) -> str | None:
 
     It lies in the model's folder, above, or in a folder ``MTP`` there. None: there is none.
     """
-    folder, name = PurePosixPath(model).parent, PurePosixPath(model).name
+    near = _in_reach(model, names, "MTP")
+    return next(iter(fitting_heads(PurePosixPath(model).name, near)), None)
 
-    def in_reach(head: str) -> bool:
-        place = PurePosixPath(head).parent
-        return folder.is_relative_to(place.parent if place.name == "MTP" else place)
 
-    return next(iter(fitting_heads(name, filter(in_reach, sorted(names)))), None)
+def mmproj_of(model: str, names: Sequence[str]) -> str | None:
+    """The file with the image encoder for a model, by the rule of :func:`.mmproj.fitting_mmprojs`.
+
+    It lies in the model's folder, or above. None: there is none.
+    """
+    return next(iter(fitting_mmprojs(PurePosixPath(model).name, _in_reach(model, names))), None)
+
+
+def _in_reach(model: str, names: Sequence[str], within: str = "") -> list[str]:
+    """The files in a model's folder and above, and in the folders named `within` there."""
+    folder = PurePosixPath(model).parent
+
+    def is_near(name: str) -> bool:
+        place = PurePosixPath(name).parent
+        return folder.is_relative_to(place.parent if within and place.name == within else place)
+
+    return [name for name in sorted(names) if is_near(name)]
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -220,11 +240,11 @@ def _resume(url: str, blob: Path, size: int, name: str) -> None:
     part.replace(blob)
 
 
-def _link_beside(model: Path, head: Path) -> None:
-    """Link the head into the model's folder, where :func:`.sidecar.find_head` looks for it."""
-    link = model.with_name(head.name)
+def _link_beside(model: Path, other: Path) -> None:
+    """Link a head or an image encoder into the model's folder, where it is looked for."""
+    link = model.with_name(other.name)
     if not link.exists():
-        link.symlink_to(os.path.relpath(head, link.parent))
+        link.symlink_to(os.path.relpath(other, link.parent))
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -1,17 +1,20 @@
 """Image encoders in files (mmproj): find one beside a model, check it, write one of random weights.
 
-The encoder is the tower of Qwen3-VL as Qwen3.5 and later models have it, without deepstack;
+The usual encoder is the tower of Qwen3-VL as Qwen3.5 and later models have it, without deepstack;
 upstream calls it "qwen3vl_merger" (tools/mtmd/models/qwen3vl.cpp). Upstream's loader trusts a file:
-an odd number or shape would end the process in the graph. So files are checked here before.
+an odd number or shape would end the process in the graph. So files are checked here before; those
+of other towers are tried in a child process, see :mod:`..llama.trial`.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from ..errors import ModelFileError, UsageError
 from ..files import check_target, complete
 from .ggufinfo import read_gguf
 from .modelinfo import GGUFInfo
+from .sidecar import TYPE_IN_NAME
 
 PROJECTOR = "qwen3vl_merger"
 #: Types of matrices that are read; vectors are F32.
@@ -40,6 +44,9 @@ MATRIX_TYPES = (
 )
 #: The most tokens that a file may want of an image, and the most blocks and channels of a tower.
 MOST_TOKENS, MOST_BLOCKS, MOST_WIDTH = 1 << 16, 256, 1 << 14
+#: In the name of a file, and which types are best.
+_MARK = re.compile(r"(^|[-._])mmproj([-._]|$)")
+_BEST_TYPES = ("f16", "bf16", "f32", "q8_0")
 MERGE = 2  # patches of a token's side: upstream's graph knows no other
 
 
@@ -137,22 +144,58 @@ _FOREIGN = (
 
 
 def find_mmproj(model: str | os.PathLike[str]) -> Path | None:
-    """The image encoder beside a model file: the only mmproj*.gguf there, or None."""
-    found = sorted(Path(model).parent.glob("mmproj*.gguf"))
-    return found[0] if len(found) == 1 else None
+    """The image encoder beside a model file, by the rule of :func:`fitting_mmprojs`, or None."""
+    path = Path(model)
+    try:
+        files = sorted(str(file) for file in path.parent.glob("*.gguf") if file.is_file())
+    except (OSError, ValueError):  # a folder that cannot be read; a null character
+        return None
+    return next(map(Path, fitting_mmprojs(path.name, files)), None)
 
 
-def no_mmproj(model: str | os.PathLike[str]) -> UsageError:
-    """The error for images where :func:`find_mmproj` has found nothing."""
-    return UsageError(
-        f"images need the model's image encoder, and {Path(model).parent} has no single "
-        "mmproj*.gguf; give one with --mmproj FILE"
-    )
+def fitting_mmprojs(model: str, files: Iterable[str]) -> list[str]:
+    """The image encoders for a model, by their names, the best first.
+
+    Those with the model's name (``mmproj-NAME-F16.gguf`` for ``NAME-Q4_K_M.gguf``) come first, then
+    those without a name (``mmproj-F16.gguf``). Where there is neither, those with another name, if
+    it is one name only. Of equals F16 comes before BF16, F32 and Q8_0, and these before other
+    types: F16 is quick on every CPU and GPU, and half of F32's size.
+
+    Args:
+        model: the name of the model's file, without its folder.
+        files: paths of any files.
+    """
+    stem = model.lower().removesuffix(".gguf")
+    named, nameless, others = list[str](), list[str](), list[str]()
+    for file in files:
+        path = PurePath(file.lower())
+        if path.suffix != ".gguf" or not _MARK.search(path.stem):
+            continue
+        name, _ = _read_name(file)
+        fits = stem.startswith(name) and not stem[len(name) :][:1].isalnum()
+        (nameless if not name else named if fits else others).append(file)
+    if len({_read_name(file)[0] for file in others}) > 1:
+        others = []
+
+    def order(file: str) -> tuple[int, int]:
+        name, kind = _read_name(file)
+        rank = _BEST_TYPES.index(kind) if kind in _BEST_TYPES else len(_BEST_TYPES)
+        return -len(name), rank
+
+    return sorted(named, key=order) + sorted(nameless, key=order) or sorted(others, key=order)
 
 
-def read_mmproj(path: str | os.PathLike[str]) -> Tower:
-    """The dimensions of an image encoder, checked. Raises ModelFileError: no file, no image
-    encoder, one of another kind, or a damaged one."""
+def _read_name(file: str) -> tuple[str, str]:
+    """The model's name in the name of an encoder's file, if there is one, and its type."""
+    whole = PurePath(file).name.lower().removesuffix(".gguf")
+    kind = TYPE_IN_NAME.search(whole)
+    name = _MARK.sub("", whole[: kind.start()] if kind else whole)
+    return "" if name == "model" else name, kind[0][1:] if kind else ""
+
+
+def read_mmproj(path: str | os.PathLike[str]) -> Tower | None:
+    """The dimensions of an image encoder, checked; None: of another tower, of which only the kind
+    of file is checked. Raises ModelFileError: no file, no image encoder, or a damaged one."""
     info = read_gguf(path)
     try:
         return _checked(info)
@@ -164,15 +207,16 @@ class _Wrong(Exception):
     pass
 
 
-def _checked(info: GGUFInfo) -> Tower:
+def _checked(info: GGUFInfo) -> Tower | None:
     said = info.metadata
     if info.architecture != "clip":
         raise _Wrong(f"a model of the architecture {info.architecture}, and not an mmproj file")
     if not said.get("clip.has_vision_encoder"):
         raise _Wrong("an encoder of audio" if said.get("clip.has_audio_encoder") else "no encoder")
     kind = said.get("clip.projector_type") or said.get("clip.vision.projector_type")
-    if kind != PROJECTOR:
-        raise _Wrong(f"an encoder of the type {kind!r}, and only {PROJECTOR!r} is supported")
+    deep = said.get("clip.vision.is_deepstack_layers", ())
+    if kind != PROJECTOR or (isinstance(deep, tuple) and any(deep)):
+        return None
     numbers = {name: said.get(f"clip.vision.{key}", 0) for name, key in _KEYS.items()}
     if not all(type(number) is int for number in numbers.values()):
         raise _Wrong("dimensions that are not whole numbers")
@@ -201,9 +245,8 @@ def _odd_parameters(info: GGUFInfo) -> list[str]:
     merge = said.get("clip.vision.spatial_merge_size", MERGE)
     if merge != MERGE:
         wrong.append(f"spatial_merge_size is {merge}")
-    deep = said.get("clip.vision.is_deepstack_layers", ())
-    if not isinstance(deep, tuple) or any(deep):
-        wrong.append("deepstack layers are not supported")
+    if not isinstance(said.get("clip.vision.is_deepstack_layers", ()), tuple):
+        wrong.append("is_deepstack_layers is no list")
     known = {f"clip.vision.{key}" for key in _KEYS.values()}
     for key in said.keys() - known:
         if key.startswith("clip.") and any(part in key for part in _FOREIGN) and said[key]:

@@ -30,7 +30,10 @@ NO_HEAD = "none"
 PREFIX = "mtp-"
 #: Where publishers put heads, seen from the folder of the main file.
 _FOLDERS = (".", "MTP")
-_TYPE = re.compile(r"[-._](ud[-_])?(i?q\d|tq\d|bf16|f16|f32|mxfp4|nvfp4)[a-z0-9_]*$", re.IGNORECASE)
+#: A type at the end of a file's name, without the suffix.
+TYPE_IN_NAME = re.compile(
+    r"[-._](ud[-_])?(i?q\d|tq\d|bf16|f16|f32|mxfp4|nvfp4)[a-z0-9_]*$", re.IGNORECASE
+)
 _SAME = (
     *("architecture", "n_layer", "n_embd", "n_head", "n_head_kv", "head_dim_k", "head_dim_v"),
     *("n_rot", "n_ff", "n_expert", "n_expert_used", "n_ff_exp", "n_ff_shexp", "n_vocab"),
@@ -74,7 +77,7 @@ def fitting_heads(model: str, heads: Iterable[str]) -> list[str]:
         return PurePath(head).name.lower().removeprefix(PREFIX).removesuffix(".gguf")
 
     def fits(head: str) -> bool:
-        file, name = PurePath(head).name.lower(), _TYPE.sub("", own_name(head))
+        file, name = PurePath(head).name.lower(), TYPE_IN_NAME.sub("", own_name(head))
         rest = stem.removeprefix(name)
         is_one = file.startswith(PREFIX) and file.endswith(".gguf")
         return bool(is_one and name and stem.startswith(name)) and not rest[:1].isalnum()

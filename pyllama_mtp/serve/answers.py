@@ -117,6 +117,7 @@ class Served:
         chat: defaults for chats.
         strict_model: refuse requests that name another model.
         vision: the model's image encoder, or None.
+        image_urls: images of http(s) URLs are fetched.
     """
 
     model: Model
@@ -128,6 +129,7 @@ class Served:
     chat: ChatOptions = ChatOptions()  # noqa: RUF009 - frozen
     strict_model: bool = False
     vision: Vision | None = None
+    image_urls: bool = False
 
     def check_name(self, name: str) -> None:
         """Raise ApiError: 404 unless this is the model's name."""

@@ -44,6 +44,7 @@ from .bodies import (
     bad_request,
     parse,
 )
+from .fetch import fetch_images
 from .generator import Generator, Metrics
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
@@ -148,6 +149,9 @@ def build_app(
 
     async def answer(request: Request, kind: type[Body]) -> Response:
         body = parse(kind, await _read_json(request))
+        if isinstance(body, ChatBody) and served.image_urls and served.vision:
+            with refused("messages"):
+                await fetch_images(body.messages)
         reply = await run_in_threadpool(Reply, served, body)
         reply.start(generator)
         if log.isEnabledFor(logging.DEBUG):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp.errors import HubQuantError
-from pyllama_mtp.models.hub import choose, head_of
+from pyllama_mtp.models.hub import choose, head_of, mmproj_of
 
 from ..models.test_parts import write_parts
 from ..processes import Program, RunPython, environment, start
@@ -77,6 +77,14 @@ def test_the_head_that_is_most_like_the_model() -> None:
         assert head_of(model, ["MTP/mtp-x.gguf"]) == "MTP/mtp-x.gguf"
     assert head_of("x.gguf", ["sub/MTP/mtp-x.gguf"]) is None
     assert head_of("x.gguf", ["mtp-y.gguf"]) is None, "beside the model it would not be found"
+
+
+def test_the_encoder_of_the_model() -> None:
+    """In the model's folder or above; F16 before other types."""
+    types = [f"mmproj-{kind}.gguf" for kind in ("BF16", "F16", "F32", "Q8_0")]
+    assert mmproj_of("x-Q4_K_M.gguf", types) == "mmproj-F16.gguf"
+    assert mmproj_of("BF16/x-BF16-00001-of-00002.gguf", FILES) == "mmproj-F16.gguf"
+    assert mmproj_of("x.gguf", ["sub/mmproj-F16.gguf", "mtp-x.gguf"]) is None
 
 
 # -- downloads -------------------------------------------------------------------------------------
@@ -250,10 +258,11 @@ print(json.dumps([first.name, {file.name: file.stat().st_size for file in first.
 """
 
 
-def test_parts_and_a_head_come_along(
+def test_parts_a_head_and_an_encoder_come_along(
     hub: Hub, run_python: RunPython, tmp_path: Path, demo_file: Path
 ) -> None:
-    """A model in parts without a head: the head of the folder above is put beside the parts."""
+    """A model in parts without a head: head and image encoder of the folder above are put beside
+    the parts."""
     parts = {
         f"Q8_0/demo-Q8_0-{file.name[2:]}": file for file in write_parts(demo_file, tmp_path, 40)
     }
@@ -262,8 +271,10 @@ def test_parts_and_a_head_come_along(
     for name, data in files.items():
         files[name] = data.replace(key + b"\1", key + b"\0").replace(b".nextn.", b".other.")
     heads = {"mtp-demo.gguf": b"head", "mtp-other.gguf": b""}
-    hub.repositories["o/split"] = {**files, **heads}
+    encoders = {"mmproj-BF16.gguf": b"", "mmproj-F16.gguf": b"encoder"}
+    hub.repositories["o/split"] = {**files, **heads, **encoders}
     done = run_python(FETCHED, "o/split", "Q8_0", env=hub.environment(tmp_path / "home"))
     name, beside = json.loads(done.stdout)
     assert name == "demo-Q8_0-00001-of-00003.gguf"
-    assert beside == {Path(one).name: len(files[one]) for one in files} | {"mtp-demo.gguf": 4}
+    others = {"mtp-demo.gguf": 4, "mmproj-F16.gguf": 7}
+    assert beside == {Path(one).name: len(files[one]) for one in files} | others

@@ -13,6 +13,8 @@ import pytest
 
 from pyllama_mtp.cli import build_parser
 from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,9 +38,12 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, with the demo model as model.gguf."""
+    """One after the other, with the demo model as model.gguf, which sees, and a picture."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.gguf").symlink_to(demo_path())
+    write_synthetic_mmproj(tmp_path / "mmproj-F16.gguf", read_gguf(demo_path()).n_embd)
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (96, 64), "red").save(tmp_path / "photo.jpg")
     names: dict[str, object] = {}
     said = io.StringIO()
     with contextlib.redirect_stdout(said):

@@ -4,13 +4,15 @@ processed images are used again. The encoder has random weights."""
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Session, Settings
+from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.imagefile import Pixels
 from pyllama_mtp.llama.batch import Batch
@@ -18,8 +20,9 @@ from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
+from ..plain import ARCHITECTURES, write_model
 from ..processes import RunPython
-from .support import N_UBATCH, engine_of, made_up
+from .support import N_UBATCH, Scripted, engine_of, made_up
 from .twocontexts import context, none, one_sequence, state, trunk
 
 #: By name: the text, and which images it shows.
@@ -248,7 +251,110 @@ def test_sequences_with_other_images(demo: Model, vision: Vision) -> None:
     assert [answer.tokens for answer in found.results] == alone
 
 
-def test_refusals(demo: Model, vision: Vision, demo_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROMPTS)
+def test_saved_and_restored(demo: Model, vision: Vision, tmp_path: Path, name: str) -> None:
+    """A prompt that goes on after the restored images starts behind them, also where the file ends
+    with an image; with another image in their place, it starts before it."""
+    text, images = of(name)
+    longer = f"{text} And then"
+    prompt = vision.prompt(text, images)
+    with Session(demo, SETTINGS, vision=vision) as session:
+        whole = session.generate(longer, images=images, max_tokens=24).run()
+        session.reset()
+        session.process(prompt)
+        session.save(tmp_path / "prompt")
+    with Session(demo, SETTINGS, vision=vision) as session:
+        assert session.restore(tmp_path / "prompt") == len(prompt) - 1
+        again = session.generate(longer, images=images, max_tokens=24).run()
+        assert again.telemetry.n_cached == len(prompt) - 1 > again.telemetry.n_image_tokens
+        assert again.tokens == whole.tokens
+        session.restore(tmp_path / "prompt")
+        for _ in range(2):  # saved once more, after it was restored
+            session.save(tmp_path / "prompt")
+            session.restore(tmp_path / "prompt")
+        others = [picture(30 + i, 96, 96) for i in range(len(images))]
+        other = session.generate(longer, images=others, max_tokens=24).run()
+        assert other.telemetry.n_cached <= prompt.images[0].start
+    with Session(demo, SETTINGS, vision=vision) as session:
+        fresh = session.generate(longer, images=others, max_tokens=24).run()
+        assert fresh.tokens == other.tokens
+
+
+def test_the_depth_changes_after_an_image(demo: Model, vision: Vision) -> None:
+    """draft_n_max="auto": from no draft to six and back, and the text stays that without drafts."""
+    with Session(demo, dataclasses.replace(SETTINGS, draft_n_max=0), vision=vision) as session:
+        plain = [text_of(session, name, 80) for name in ("first", "several")]
+    auto = dataclasses.replace(SETTINGS, draft_n_max="auto")
+    with Session(demo, auto, vision=vision) as session:
+        depths = engine_of(session).drafting.depths = Scripted(0, 6, 1, 0, 3, 2, 5)
+        assert [text_of(session, name, 80) for name in ("first", "several")] == plain
+    assert {0, 6} <= {*depths.asked} and sum(accepted for *_, accepted in depths.told) > 0
+
+
+def test_a_grammar_after_an_image(demo: Model, vision: Vision) -> None:
+    """The answer follows it, with drafts and forced tokens, and is that without drafts."""
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"shape": {"enum": ["circle", "square"]}, "count": {"type": "integer"}},
+        "required": ["shape", "count"],
+    }
+    texts, forced = [], 0
+    for depth in (0, 3):
+        settings = dataclasses.replace(SETTINGS, draft_n_max=depth)
+        with Session(demo, settings, vision=vision) as session:
+            for kind in (Grammar.json_schema(schema), Grammar.regex("[a-z ]{24}")):
+                text, images = of("first")
+                sampling = Sampling(temperature=0.8, seed=3, grammar=kind)
+                answer = session.generate(text, images=images, sampling=sampling).run()
+                texts.append(answer.text)
+                forced += answer.telemetry.forced
+    assert texts[:2] == texts[2:] and json.loads(texts[0])["shape"] in ("circle", "square")
+    assert re.fullmatch("[a-z ]{24}", texts[1]) and forced > 0
+
+
+def test_a_model_without_a_head_sees(
+    demo: Model, vision: Vision, tmp_path: Path, demo_file: Path
+) -> None:
+    """The demo without its head gives the text of the demo with it."""
+    with Session(demo, SETTINGS, vision=vision) as session:
+        whole = {name: text_of(session, name) for name in PROMPTS}
+    with (
+        Model(demo_file, mtp=False) as headless,
+        Vision(headless, vision.path, n_threads=1) as encoder,
+        Session(headless, SETTINGS, vision=encoder) as session,
+    ):
+        assert not headless.has_mtp
+        assert {name: text_of(session, name) for name in PROMPTS} == whole
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_other_architectures_see(arch: str, tmp_path: Path) -> None:
+    """Models without M-RoPE take the rows one position after the other; drafts from the text, reuse
+    and files work as after text."""
+    texts, settings = [], dataclasses.replace(SETTINGS, ngram=True, n_ubatch=64)
+    with Model(write_model(tmp_path / f"{arch}.gguf", arch)) as model:
+        path = write_synthetic_mmproj(tmp_path / "mm.gguf", model.n_embd_inp)
+        prompt = f"abc {HERE} abc {HERE} abc"
+        images = [PICTURES["a"], PICTURES["b"]]
+        with Vision(model, path, n_threads=1) as vision:
+            shown = vision.prompt(prompt, images)
+            for depth in (0, "auto"):
+                chosen = dataclasses.replace(settings, draft_n_max=depth)
+                with Session(model, chosen) as session:
+                    got = session.generate(shown, max_tokens=24, ignore_eos=True).run()
+                    texts.append(got.tokens)
+                    session.save(tmp_path / "prompt")
+                    session.restore(tmp_path / "prompt")
+                    entries = [*shown.entries, *got.tokens, 5]
+                    longer = session.generate(dataclasses.replace(shown, entries=entries)).run()
+                    assert longer.telemetry.n_cached == len(entries) - 2
+            with Session(model, settings, vision=vision) as session:
+                other = session.generate(prompt, images=images[::-1], max_tokens=24).run().tokens
+    assert texts[0] == texts[1] != other
+
+
+def test_refusals(demo: Model, vision: Vision) -> None:
     """What cannot be done with images is said."""
     text, images = of("middle")
     with Session(demo, SETTINGS) as blind, pytest.raises(UsageError, match="need an encoder"):
@@ -265,9 +371,6 @@ def test_refusals(demo: Model, vision: Vision, demo_file: Path, tmp_path: Path) 
             session.hidden_states(vision.prompt(text, images))  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="n_threads"):
             Vision(demo, vision.path, n_threads=1000)
-        session.generate(text, images=images, max_tokens=2).run()
-        with pytest.raises(UsageError, match="images cannot be saved"):
-            session.save(tmp_path / "prompt")
     full = dataclasses.replace(SETTINGS, prompt_sync="full")
     with (
         Session(demo, full, vision=vision) as session,

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from pyllama_mtp import Model
-from pyllama_mtp.errors import ModelFileError
-from pyllama_mtp.llama.vision import Vision
-from pyllama_mtp.models.mmproj import find_mmproj, read_mmproj, write_synthetic_mmproj
+from pyllama_mtp import IMAGE_MARKER, Model, Session, Settings, Vision
+from pyllama_mtp.errors import ModelFileError, UsageError
+from pyllama_mtp.models.mmproj import (
+    find_mmproj,
+    fitting_mmprojs,
+    read_mmproj,
+    write_synthetic_mmproj,
+)
+
+from ..plain import write_model
 
 #: Changes bytes of a file of the kind, 1 to 8 of them, mostly in its header, or cuts it, and says
 #: how often the result was refused. argv: kind, model, file, times.
@@ -97,9 +106,116 @@ def test_files_that_do_not_fit(demo: Model, demo_file: Path, mmproj: Path, tmp_p
             Vision(demo, path)
 
 
-def test_an_encoder_beside_the_model(mmproj: Path, demo: Model) -> None:
+def write_other_tower(
+    path: Path, n_embd: int, kind: str = "lightonocr", **shapes: tuple[int, ...]
+) -> Path:
+    """An encoder of LightOnOCR with random weights; or one that says it is another."""
+    width, n_ff = 32, 64
+    writer = GGUFWriter(path, "clip")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_bool("clip.use_silu", True)
+    writer.add_string("clip.projector_type", kind)
+    numbers = {
+        **{"projection_dim": n_embd, "embedding_length": width, "feed_forward_length": n_ff},
+        **{"attention.head_count": 2, "block_count": 1, "patch_size": 16, "image_size": 256},
+    }
+    for name, number in numbers.items():
+        writer.add_uint32(f"clip.vision.{name}", number)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+    for name in ("image_mean", "image_std"):
+        writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
+    tensors: dict[str, tuple[int, ...]] = {
+        "v.patch_embd.weight": (width, 3, 16, 16),
+        **{f"v.blk.0.attn_{part}.weight": (width, width) for part in ("q", "k", "v", "out")},
+        **{f"v.blk.0.ffn_{part}.weight": (n_ff, width) for part in ("gate", "up")},
+        "v.blk.0.ffn_down.weight": (width, n_ff),
+        **{f"v.blk.0.{name}.weight": (width,) for name in ("ln1", "ln2")},
+        **{"mm.1.weight": (n_embd, width), "mm.2.weight": (n_embd, n_embd)},
+    }
+    rng = np.random.default_rng(3)
+    for name, shape in tensors.items():
+        last = name.removesuffix(".weight").rpartition(".")[2]
+        drawn = rng.standard_normal(shapes.get(last, shape), dtype=np.float32)
+        writer.add_tensor(name, drawn / np.sqrt(shape[-1], dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_another_tower(tmp_path: Path) -> None:
+    """A tower that upstream knows works in the same way, after a child process has tried it; drafts
+    from the text change nothing. A token is a patch."""
+    picture = np.random.default_rng(1).integers(0, 255, (96, 160, 3), dtype=np.uint8)
+    with Model(write_model(tmp_path / "model.gguf", "llama")) as model:
+        path = write_other_tower(tmp_path / "mmproj.gguf", model.n_embd_inp)
+        texts = []
+        with Vision(model, path, n_threads=1) as vision:
+            prompt = vision.prompt(f"abc {IMAGE_MARKER} abc", [picture])
+            other = vision.prompt(f"abc {IMAGE_MARKER} abc", [255 - picture])
+        image = prompt.images[0].image
+        assert image.n_tokens == image.n_positions > 50 and image.positions.shape[1] == 1
+        for depth, shown in ((0, prompt), ("auto", prompt), (0, other)):
+            settings = Settings(n_ctx=256, n_threads=1, draft_n_max=depth)
+            with Session(model, settings) as session:
+                texts.append(session.generate(shown, max_tokens=30, ignore_eos=True).run().tokens)
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"kind": "nonsense"}, "unknown projector type|nonsense"),
+        ({"kind": "gemma3"}, "mm.input_projection|damaged"),
+        ({"attn_q": (7, 9)}, "GGML_ASSERT|the process that tried to load it"),
+        ({"n_embd": 80}, "mismatch between text model"),
+    ],
+)
+def test_other_towers_that_do_not_work(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    """Whatever upstream does with them, this process goes on."""
+    with Model(write_model(tmp_path / "model.gguf", "llama")) as model:
+        path = write_other_tower(
+            tmp_path / "mmproj.gguf", **{"n_embd": model.n_embd_inp, **changes}
+        )
+        with pytest.raises(ModelFileError, match=reason):
+            Vision(model, path)
+
+
+def test_an_encoder_beside_the_model(mmproj: Path, demo: Model, tmp_path: Path) -> None:
     model = mmproj.with_name("model.gguf")
     assert find_mmproj(model) == mmproj
-    assert read_mmproj(mmproj).n_embd == demo.n_embd_inp
-    mmproj.with_name("mmproj-f16.gguf").write_bytes(b"")
-    assert find_mmproj(model) is None
+    with Model(shutil.copy(demo.path, model), mtp=False) as found, Vision(found) as vision:
+        assert vision.path == mmproj
+        (tmp_path / "alone").mkdir()
+        found.path = tmp_path / "alone" / "model.gguf"
+        with pytest.raises(UsageError, match="no mmproj"):
+            Vision(found)
+    tower = read_mmproj(mmproj)
+    assert tower and tower.n_embd == demo.n_embd_inp
+    better = mmproj.with_name("mmproj-f16.gguf")
+    better.write_bytes(b"")
+    assert find_mmproj(model) == better
+    assert find_mmproj("none/model.gguf") is None and find_mmproj("a\0/b") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "best"),
+    [
+        (["mmproj-BF16", "mmproj-F16", "mmproj-F32"], "mmproj-F16"),
+        (["mmproj-F32", "mmproj-model-bf16", "mmproj-Q8_0"], "mmproj-model-bf16"),
+        (["mmproj-F16", "mmproj-Qwen-4B-Q8_0", "mmproj-Qwen-Q8_0"], "mmproj-Qwen-4B-Q8_0"),
+        (["mmproj-F16", "mmproj-Qwen-9B-F16", "mmproj-Qwen-4Bx-F16"], "mmproj-F16"),
+        (["Qwen-4B.mmproj-bf16", "mmproj-Qwen-9B-F16"], "Qwen-4B.mmproj-bf16"),
+        (["mmproj-Base-4B-BF16", "mmproj-Base-4B-F16"], "mmproj-Base-4B-F16"),
+        (["mmproj-Qwen-9B-F16", "mmproj-Qwen-27B-F16"], None),
+        (["mtp-Qwen-4B-F16", "Qwen-4B-F16", "mmprojector"], None),
+    ],
+)
+def test_which_of_several_encoders(files: list[str], best: str | None) -> None:
+    """The one with the model's name, or with none; F16 first. One of other models is taken only
+    where it is the only one: its name may be the base model's."""
+    found = fitting_mmprojs("Qwen-4B-Q4_K_M.gguf", [f"{file}.gguf" for file in files])
+    assert (found or [None])[0] == (best and f"{best}.gguf")

@@ -15,6 +15,7 @@ import uvicorn
 
 from pyllama_mtp import Model, Settings
 from pyllama_mtp.llama.vision import Vision
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.serve import app as server
 from pyllama_mtp.serve.answers import Served
 from pyllama_mtp.serve.app import build_app
@@ -85,6 +86,7 @@ def running(
     api_key: str | None = None,
     strict_model: bool = False,
     vision: Vision | None = None,
+    image_urls: bool = False,
     origins: Sequence[str] = (),
     **options: object,
 ) -> Iterator[Running]:
@@ -96,6 +98,7 @@ def running(
         *("fp", 1_700_000_000),
         strict_model=strict_model,
         vision=vision,
+        image_urls=image_urls,
     )
     listening = server.listen("127.0.0.1", 0)
     config = uvicorn.Config(
@@ -126,6 +129,14 @@ def start(demo: Model) -> Iterator[Start]:
     """Starts servers; they end with the test."""
     with contextlib.ExitStack() as stack:
         yield lambda **options: stack.enter_context(running(demo, **options))
+
+
+@pytest.fixture(scope="module")
+def vision(demo: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
+    """An image encoder of random weights."""
+    path = write_synthetic_mmproj(tmp_path_factory.mktemp("vision") / "mm.gguf", demo.n_embd_inp)
+    with Vision(demo, path, n_threads=1) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

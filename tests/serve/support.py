@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pyllama_mtp import Answer, Model, Session
 
@@ -24,6 +27,22 @@ QUESTIONS = (
 
 def chat(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
+
+
+def url(seed: int) -> str:
+    """The data URL of a picture."""
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(seed).integers(0, 255, (64, 96, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    image.fromarray(pixels).save(out, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def question(*urls: str) -> list[dict[str, Any]]:
+    """A chat with images."""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "What is this? "}]
+    parts += [{"type": "image_url", "image_url": {"url": one}} for one in urls]
+    return [{"role": "user", "content": parts}]
 
 
 def chat_tokens(model: Model, messages: list[dict[str, str]]) -> list[int]:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from .conftest import NAME, Running
-from .support import QUESTIONS, chat
+from pyllama_mtp import Model, Sampling, Session, Settings, Vision
+
+from .conftest import NAME, Running, running
+from .support import QUESTIONS, chat, question, url
 
 
 class Paint(BaseModel):
@@ -102,6 +105,77 @@ def test_litellm(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         assert Paint(**json.loads(call.function.arguments)) and call.function.name == "paint"
     assert built.message.tool_calls[0].id
 
+
+# -- images ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def seeing(demo: Model, vision: Vision) -> Iterator[Running]:
+    """A server that sees, for the tests of images."""
+    with running(demo, vision=vision) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def wanted(demo: Model, vision: Vision) -> dict[int, str]:
+    """What a session says of each of two pictures."""
+    usual = Settings(n_ctx=512, n_batch=48, n_ubatch=32, n_threads=1)
+    with Session(demo, usual, vision=vision) as session:
+        return {
+            seed: session.chat(question(url(seed)), max_tokens=12, sampling=Sampling(), draft=False)
+            .run()
+            .text
+            for seed in (0, 1)
+        }
+
+
+def test_openai_sends_an_image(seeing: Running, wanted: dict[int, str]) -> None:
+    options: Any = {"model": NAME, "temperature": 0, "max_tokens": 12}
+    for seed, text in wanted.items():
+        ask = question(url(seed))
+        with seeing.client.chat.completions.stream(messages=ask, **options) as stream:
+            message = stream.get_final_completion().choices[0].message
+        assert message.content == text
+        told = [*ask, message, {"role": "user", "content": "And?"}]
+        usage = seeing.answer(told, max_tokens=4).usage
+        assert usage.prompt_tokens_details.cached_tokens > 20, "the image is not processed again"
+
+
+def test_langchain_sends_an_image(seeing: Running, wanted: dict[int, str]) -> None:
+    """As OpenAI's part, and as its own, which it translates."""
+    langchain = pytest.importorskip("langchain_openai")
+    messages = pytest.importorskip("langchain_core.messages")
+    model = langchain.ChatOpenAI(
+        base_url=f"{seeing.url}/v1", api_key="any", model=NAME, temperature=0, max_tokens=12
+    )
+    for seed, text in wanted.items():
+        words, theirs = question(url(seed))[0]["content"]
+        data = url(seed).partition(",")[2]
+        own = {"type": "image", "base64": data, "mime_type": "image/png"}
+        for part in (theirs, own):
+            ask = [messages.HumanMessage([words, part])]
+            assert model.invoke(ask).content == text
+        assert "".join(chunk.content for chunk in model.stream(ask)) == text
+
+
+def test_litellm_sends_an_image(
+    seeing: Running, wanted: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    litellm = pytest.importorskip("litellm")
+    options: Any = {
+        "model": f"openai/{NAME}",
+        "api_base": f"{seeing.url}/v1",
+        "api_key": "any",
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    for seed, text in wanted.items():
+        found = litellm.completion(**options, messages=question(url(seed)))
+        assert found.choices[0].message.content == text
+
+
+# -- recorded --------------------------------------------------------------------------------------
 
 #: As aider sends them (through litellm), and Open WebUI: a chat, its title, a chat with tools.
 AIDER = {

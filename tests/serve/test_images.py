@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import resource
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,30 +21,12 @@ from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
+from ..processes import start as start_process
+from ..unit.test_imagefile import bomb
 from .conftest import Running, Start
+from .support import question, url
 
 Image = pytest.importorskip("PIL.Image")
-
-
-@pytest.fixture(scope="module")
-def vision(demo: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
-    path = write_synthetic_mmproj(tmp_path_factory.mktemp("vision") / "mm.gguf", demo.n_embd_inp)
-    with Vision(demo, path, n_threads=1) as found:
-        yield found
-
-
-def url(seed: int) -> str:
-    """The data URL of a picture."""
-    pixels = np.random.default_rng(seed).integers(0, 255, (64, 96, 3), dtype=np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
-
-
-def question(*urls: str) -> list[dict[str, object]]:
-    parts: list[dict[str, object]] = [{"type": "text", "text": "What is this? "}]
-    parts += [{"type": "image_url", "image_url": {"url": one}} for one in urls]
-    return [{"role": "user", "content": parts}]
 
 
 def answer(server: Running, seed: int) -> str:
@@ -88,13 +70,77 @@ def test_what_is_refused(start: Start, vision: Vision, tmp_path: Path) -> None:
         (blind, question(url(0)), "without an image encoder"),
         (server, [{"role": "user", "content": [{"type": "input_audio"}]}], "not supported"),
         (server, [{"role": "user", "content": [
-            {"type": "text", "text": "<__media__>"}, question(url(0))[0]["content"][1],  # type: ignore[index]
+            {"type": "text", "text": "<__media__>"}, question(url(0))[0]["content"][1],
         ]}], "2 markers"),
     ]  # fmt: skip
     for served, messages, reason in cases:
         with pytest.raises(openai.BadRequestError, match=reason):
             served.answer(messages, max_tokens=4)
     assert server.text("a", 4), "the server goes on"
+
+
+def data_url(kind: str, data: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def picture(kind: str, size: int) -> bytes:
+    """The file of a square picture of noise."""
+    out = io.BytesIO()
+    pixels = np.random.default_rng(1).integers(0, 255, (size, size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(out, kind)
+    return out.getvalue()
+
+
+def test_hostile_images_take_no_memory(demo_file: Path, demo: Model, tmp_path: Path) -> None:
+    """Each is a 400 that says what to do, and after each the server's memory is as before."""
+    model = shutil.copy(demo_file, tmp_path)
+    write_synthetic_mmproj(tmp_path / "mmproj-F16.gguf", demo.n_embd_inp)
+    large, jpeg = picture("BMP", 3200), picture("JPEG", 500)
+    assert len(large) > 30e6
+    cases = {
+        data_url("bmp", large): "tokens; this server has room for 512",
+        data_url("png", bomb(50_000, 50_000)): "67 million pixels, 16384 on a side; scale it down",
+        data_url("png", b"This is a text. " * 1000): "not an image of the formats JPEG, PNG",
+        data_url("jpeg", jpeg[: len(jpeg) // 2]): "the image is damaged",
+    }
+    words = ("--port", "0", "--model", model, "--threads", "1", "--n-ctx", "512")
+    process = start_process("serve", *words, stderr=None, text=True)
+    try:
+        address = process.stdout.readline().split()[-1]
+
+        def ask(image: str) -> httpx.Response:
+            body = {"messages": question(image), "max_tokens": 2}
+            return httpx.post(f"{address}/chat/completions", json=body, timeout=60)
+
+        def resident() -> int:
+            pages = Path(f"/proc/{process.pid}/statm").read_text().split()[1]
+            return int(pages) * resource.getpagesize()
+
+        before = list[int]()
+        for i in range(5):
+            for image, reason in cases.items():
+                got = ask(image)
+                assert got.status_code == 400 and reason in got.json()["error"]["message"], got.text
+            before.append(resident())
+            assert ask(url(i)).status_code == 200, "the server goes on"
+        assert before[-1] - before[1] < len(large) / 2, before  # the first ones warm up
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_encoder_of_another_model_stops_nothing(
+    start: Start, demo: Model, demo_file: Path, tmp_path: Path
+) -> None:
+    """Beside the model it is as none: requests with images are refused."""
+    write_synthetic_mmproj(tmp_path / "mmproj.gguf", demo.n_embd_inp + 1)
+    with (
+        Model(shutil.copy(demo_file, tmp_path)) as model,
+        options.open_vision(Namespace(mmproj=None, n_threads=1), model, False) as vision,
+    ):
+        assert vision is None
+        with pytest.raises(openai.BadRequestError, match=r"without an image encoder .*--mmproj"):
+            start(vision=vision).answer(question(url(0)), max_tokens=4)
 
 
 def test_an_encoder_that_only_lies_there_stops_nothing(demo_file: Path, tmp_path: Path) -> None:

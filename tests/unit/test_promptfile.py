@@ -19,7 +19,7 @@ from pyllama_mtp.errors import DiskFullError, InsufficientMemoryError, PromptFil
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
-from pyllama_mtp.promptfile import ProcessedPrompt, fingerprint, read, write
+from pyllama_mtp.promptfile import ProcessedPrompt, SavedImage, fingerprint, read, write
 
 from ..processes import disk_full_at
 
@@ -86,6 +86,40 @@ def test_layout_is_the_documented_one(tmp_path: Path) -> None:
     header = json.loads(found.pop(HEADER))
     assert header == {"identity": IDENTITY, "draft_n_past": 4, "sections": list(parts)}
     assert found == parts and list(found) == list(parts)
+
+
+IMAGES = (SavedImage(1, "ab12", 3, 2, 1), SavedImage(5, "0", 1, 1, 0))
+SEEN = [7, *[-1 - 0xAB12] * 3, 8, -1, 9]
+
+
+def test_images_are_kept(tmp_path: Path) -> None:
+    """Which they are, and where: rows of an image stand as its entry among the tokens."""
+    prompt = dataclasses.replace(PROMPT, tokens=SEEN, images=IMAGES)
+    write(tmp_path / "p", prompt)
+    back = read(tmp_path / "p", IDENTITY)
+    assert_same(back, prompt)
+    assert back.images == IMAGES
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"start": -1}, {"start": 5}, {"n_tokens": 5}, {"n_tokens": 0}, {"n_positions": 4}),
+        *({"n_positions": 0}, {"last": 2}, {"digest": "-1"}, {"digest": "f" * 31}, {"x": 0}),
+        {"start": 1 << 40},
+    ],
+)
+def test_images_that_cannot_be_there(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = saved(tmp_path, tokens=SEEN, images=IMAGES)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    header = json.loads(members[HEADER])
+    header["images"][0] |= changes
+    members[HEADER] = json.dumps(header).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    refused(path, "damaged")
 
 
 # --- identity -------------------------------------------------------------------------------------
@@ -289,7 +323,7 @@ def test_disk_that_fills_up(tmp_path: Path) -> None:
 
 
 def test_an_identity_that_is_too_long(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the identity is too long"):
+    with pytest.raises(UsageError, match="too long"):
         saved(tmp_path, identity={"model": "x" * 65_536})
     assert not list(tmp_path.iterdir())
 
