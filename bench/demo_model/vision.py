@@ -353,7 +353,7 @@ def compare(out: Path, words: Tokenizer) -> None:
         flash_attn="off", n_outputs_max=256,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        path = quantize_model(out / MODEL, Path(folder) / "f32.gguf", "f32")
+        path = quantize_model(out / MODEL, Path(folder) / "f32.gguf", "f32", requantize=True)
         with Loaded(path) as model, Vision(model, out / MMPROJ, n_threads=1) as vision:
             picture = pictures.draw_up(rng)
             asked, answer = samples.text(picture, rng, True)
