@@ -88,7 +88,8 @@ def generate(
         batch = torch.zeros(len(order), longest, dtype=torch.int64)
         for row, i in enumerate(order):
             batch[row, : len(texts[i])] = torch.tensor(texts[i])
-        _, hidden = model.trunk(batch, *rope_tables(model.c, longest))
+        embedded = F.embedding(batch, model.embed)
+        hidden = model.trunk(embedded, *rope_tables(model.c, longest))
         last = torch.tensor([len(texts[i]) - 1 for i in order])
         logits = model.logits(hidden[torch.arange(len(order)), last])
         if temperature > 0:

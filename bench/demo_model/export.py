@@ -1,8 +1,8 @@
 """Write the trained model as GGUF, and read it back.
 
-Matrices are stored as F16, everything else as F32. Evaluation always works on `load(file)`, so
-every figure is about exactly the weights that ship. Names and metadata follow llama.cpp's
-qwen35: the MTP block is block `n_layer`, and `block_count` counts it.
+Matrices are stored as F16 or Q8_0, everything else as F32. Evaluation always works on
+`load(file)`, so every figure is about exactly the weights that ship. Names and metadata follow
+llama.cpp's qwen35: the MTP block is block `n_layer`, and `block_count` counts it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from tokenizers import Tokenizer
 
 from .chat import END_OF_TEXT, IM_END
 from .net import Config, Model
-from .tokenizer import ADDED, SPECIAL
+from .tokenizer import ADDED, SPECIAL, VISION
 
 ARCH = "qwen35"
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+F32, F16, Q8_0 = (getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "Q8_0"))
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -92,12 +93,15 @@ def names(config: Config) -> dict[str, str]:
     return table | {ours: f"{last}.{theirs}" for ours, theirs in HEAD.items()}
 
 
-def stored(name: str, value: torch.Tensor) -> np.ndarray:
-    """The array that goes into the file: F16 for matrices, F32 for vectors and convolutions."""
+def stored(
+    name: str, value: torch.Tensor, matrices: gguf.GGMLQuantizationType
+) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+    """What goes into the file, and its type: `matrices`, and F32 for vectors and convolutions."""
     array = value.detach().float().numpy()
     if name.endswith("a_log"):
-        return -np.exp(array)
-    return array.astype(np.float16) if array.ndim == 2 and not name.endswith("conv") else array
+        array = -np.exp(array)
+    kind = matrices if array.ndim == 2 and not name.endswith("conv") else F32
+    return gguf.quants.quantize(np.ascontiguousarray(array), kind), kind
 
 
 def _dimensions(writer: gguf.GGUFWriter, c: Config) -> None:
@@ -116,7 +120,7 @@ def _dimensions(writer: gguf.GGUFWriter, c: Config) -> None:
 
 
 def _vocabulary(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
-    kinds = dict.fromkeys(SPECIAL, CONTROL) | dict.fromkeys(ADDED, USER_DEFINED)
+    kinds = dict.fromkeys((*SPECIAL, *VISION), CONTROL) | dict.fromkeys(ADDED, USER_DEFINED)
     by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
@@ -132,25 +136,33 @@ def _vocabulary(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def export(model: Model, tokenizer: Tokenizer, path: Path, training: dict[str, float]) -> None:
+def export(
+    model: Model,
+    tokenizer: Tokenizer,
+    path: Path,
+    training: dict[str, float],
+    matrices: gguf.GGMLQuantizationType = F16,
+    name: str = "demo",
+) -> None:
     """Write `model` to `path`; `training` (step, tokens, seed) is recorded in the metadata."""
     partial = path.with_suffix(".part")
     writer = gguf.GGUFWriter(partial, ARCH)
     writer.add_type("model")
-    writer.add_name("pyllama-mtp demo")
-    writer.add_basename("pyllama-mtp-demo")
+    writer.add_name(f"pyllama-mtp {name}")
+    writer.add_basename(f"pyllama-mtp-{name}")
     writer.add_description("Miniature Qwen3.5 with an MTP head, for tests and demonstrations")
     writer.add_size_label(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M")
     writer.add_license("mit")
     writer.add_languages(["en"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{matrices.name}"])
     for key, value in training.items():
         writer.add_uint64(f"demo.training.{key}", int(value))
     _dimensions(writer, model.c)
     _vocabulary(writer, tokenizer)
     state = model.state_dict()
     for ours, theirs in names(model.c).items():
-        writer.add_tensor(theirs, np.ascontiguousarray(stored(ours, state[ours])))
+        array, kind = stored(ours, state[ours], matrices)
+        writer.add_tensor(theirs, array, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -161,7 +173,9 @@ def export(model: Model, tokenizer: Tokenizer, path: Path, training: dict[str, f
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """GGUF tensor name -> float32 array with PyTorch's axis order."""
     return {
-        t.name: np.array(t.data, dtype=np.float32).reshape([int(n) for n in t.shape[::-1]])
+        t.name: gguf.quants.dequantize(t.data, t.tensor_type)
+        .astype(np.float32)
+        .reshape([int(n) for n in t.shape[::-1]])
         for t in gguf.GGUFReader(path).tensors
     }
 
@@ -174,7 +188,7 @@ def read_config(path: Path) -> Config:
 
 
 def load(path: Path) -> Model:
-    """The model in the file, its F16 weights as float32."""
+    """The model in the file, its weights as float32."""
     model = Model(read_config(path))
     tensors = read_tensors(path)
     state = {}

@@ -71,6 +71,17 @@ def rope_tables(config: Config, n_tokens: int) -> tuple[Tensor, Tensor]:
     return angles.cos().float(), angles.sin().float()
 
 
+def image_rope_tables(config: Config, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, each (batch, 1, tokens, n_rot / 2); positions (batch, tokens, 3) are (t, y, x).
+
+    Frequency i turns with axis i mod 3, as the sections of the file deal them out.
+    """
+    half = torch.arange(0, config.n_rot, 2, dtype=torch.float64) / config.n_rot
+    axis = torch.arange(len(half)) % 3
+    angles = positions[..., axis].double() * config.rope_base**-half
+    return angles.cos().float()[:, None], angles.sin().float()[:, None]
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first n_rot dimensions of x (batch, heads, tokens, head_dim), halves paired."""
     half = cos.shape[-1]
@@ -304,24 +315,29 @@ class Model(nn.Module):
         self.norm = RMSNorm(c.n_embd, c.eps)
         self.head = Head(c)
 
-    def trunk(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings and hidden rows after the final norm, each (batch, tokens, n_embd)."""
-        embedded = F.embedding(tokens, self.embed)
+    def trunk(self, embedded: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Embeddings to hidden rows after the final norm, both (batch, tokens, n_embd)."""
         x = embedded
         for block in self.blocks:
             x = block(x, cos, sin)
-        return embedded, self.norm(x)
+        return self.norm(x)
 
     def logits(self, rows: Tensor) -> Tensor:
         """(..., n_embd) -> (..., n_vocab), float32."""
         return F.linear(rows, self.embed).float()
 
     def forward(self, tokens: Tensor, steps: int = 2) -> tuple[Tensor, list[Tensor]]:
-        """Teacher-forced pass over (batch, tokens): the trunk's hidden rows, and the states of
-        draft steps 1 to `steps`, each (batch, tokens, n_embd); `logits` of row p are about token
-        p + 1. Step n of row p knows the trunk's rows up to p - n."""
+        """`run` on text: token ids (batch, tokens)."""
         cos, sin = rope_tables(self.c, tokens.shape[1])
-        embedded, hidden = self.trunk(tokens, cos, sin)
+        return self.run(F.embedding(tokens, self.embed), cos, sin, steps)
+
+    def run(
+        self, embedded: Tensor, cos: Tensor, sin: Tensor, steps: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Teacher-forced pass over embeddings, of tokens or of an image's rows: the trunk's hidden
+        rows, and the states of draft steps 1 to `steps`, all (batch, tokens, n_embd); `logits` of
+        row p are about token p + 1. Step n of row p knows the trunk's rows up to p - n."""
+        hidden = self.trunk(embedded, cos, sin)
         before = shifted(hidden)
         states = [self.head(embedded, before, cos, sin)]
         caches = [self.head.cache(embedded, before, cos, sin)] if steps > 1 else []

@@ -14,6 +14,8 @@ from .chat import END_OF_TEXT, END_THINK, IM_END, IM_START, THINK
 
 SPECIAL = (END_OF_TEXT, IM_START, IM_END)
 ADDED = (THINK, END_THINK)
+#: Around an image's rows, in Qwen's vocabulary; the demo that sees has them after all others.
+VISION = ("<|vision_start|>", "<|vision_end|>")
 
 # The regular expression of Qwen3.5's tokenizer.json as llama.cpp writes it
 # (LLAMA_VOCAB_PRE_TYPE_QWEN35 in src/llama-vocab.cpp): one digit at a time, letters with marks.

@@ -329,7 +329,7 @@ def add_model_option(parser: argparse._ActionsContainer, several: bool = False) 
         metavar="FILE",
         action="append" if several else "store",
         help="a .gguf file, or hf:OWNER/REPO[:QUANT] of the Hugging Face hub, which is downloaded "
-        "once (default: the bundled demo model)"
+        "once (default: the bundled demo model; vision-demo is the bundled one that sees)"
         + (". May be given several times, to measure one after the other" if several else ""),
     )
 
@@ -375,18 +375,23 @@ _DEMO = (
     "no model was named, so this is the demo model: 3.9 million parameters that imitate Python "
     "code and its manual. Do not believe what it says. -m FILE.gguf takes your own model"
 )
+_VISION_DEMO = (
+    "no model was named, so this is the demo model that sees: it describes squares, circles and "
+    "triangles, drawn as its card says, and nothing else. -m FILE.gguf takes your own model"
+)
 
 
 def model_path(args: argparse.Namespace) -> str | Path:
-    """The file of --model, downloaded first if need be; without --model the bundled demo model."""
+    """The file of --model, downloaded first if need be; without --model the bundled demo model, and
+    with --image the one that sees."""
     if args.model is not None:
         from pyllama_mtp.models.hub import local_file
 
         args.model = local_file(args.model, getattr(args, "mmproj", None) != "none")
         return str(args.model)
-    from pyllama_mtp.models.demo import demo_path
+    from pyllama_mtp.models.demo import demo_path, vision_demo_path
 
-    return demo_path()
+    return vision_demo_path() if getattr(args, "image", None) else demo_path()
 
 
 def placement(args: argparse.Namespace) -> dict[str, Any]:
@@ -414,7 +419,8 @@ def open_model(
         without = "--draft-n-max 0"
     path = model_path(args)
     if args.model is None:
-        print(f"{PROGRAM}: {_DEMO}", file=sys.stderr)
+        told = _VISION_DEMO if getattr(args, "image", None) else _DEMO
+        print(f"{PROGRAM}: {told}", file=sys.stderr)
     with progress.loading() as tell:
         try:
             model = Model(path, mtp=mtp, progress=tell, **placement(args))

@@ -25,6 +25,7 @@ from ..errors import (
     UsageError,
 )
 from ..files import check_room, write_error
+from .demo import VISION_DEMO, vision_demo_path
 from .ggufheader import PART_NAME
 from .ggufinfo import read_gguf
 from .mmproj import fitting_mmprojs
@@ -43,7 +44,9 @@ log = logging.getLogger("pyllama_mtp")
 
 def local_file(name: str, images: bool = True) -> str:
     """The file that a name stands for; "hf:OWNER/REPO[:QUANT]" is fetched if it is not there, see
-    :func:`fetch`."""
+    :func:`fetch`, and "vision-demo" is the bundled demo model that sees."""
+    if name == VISION_DEMO:
+        return str(vision_demo_path())
     if not name.startswith(PREFIX):
         return name
     repository, _, quant = name.removeprefix(PREFIX).partition(":")

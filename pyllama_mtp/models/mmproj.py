@@ -1,4 +1,4 @@
-"""Image encoders in files (mmproj): find one beside a model, check it, write one of random weights.
+"""Image encoders in files (mmproj): find one beside a model, check it, write one.
 
 The usual encoder is the tower of Qwen3-VL as Qwen3.5 and later models have it, without deepstack;
 upstream calls it "qwen3vl_merger" (tools/mtmd/models/qwen3vl.cpp). Upstream's loader trusts a file:
@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePath
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -274,7 +273,44 @@ def _odd_tensors(info: GGUFInfo, tower: Tower) -> list[str]:
     return wrong
 
 
-# -- random weights --------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def write_mmproj(
+    path: str | os.PathLike[str],
+    tower: Tower,
+    tensor: Callable[[str, tuple[int, ...]], npt.NDArray[np.float32]],
+    name: str,
+    *,
+    synthetic: bool = False,
+    force: bool = False,
+) -> Path:
+    """Write an image encoder; matrices are F16, and vectors and positions F32.
+
+    Args:
+        tensor: the values of a tensor, by name and shape, in the order of :meth:`Tower.tensors`.
+        name: of the encoder, in the metadata.
+        synthetic: say in the metadata that the weights are random.
+        force: overwrite an existing file.
+
+    Raises:
+        UsageError: an existing file, an unusable folder, bad dimensions.
+        DiskFullError: not enough free space.
+    """
+    target = Path(path)
+    if wrong := tower.problems():
+        raise UsageError(f"no such image encoder: {'; '.join(wrong)}")
+    check_target(target, force)
+    with complete(target) as part, closing(GGUFWriter(part, "clip")) as writer:
+        _add_parameters(writer, tower, name, synthetic)
+        for key, shape in tower.tensors().items():
+            values = tensor(key, shape)
+            small = len(shape) == 1 or "position" in key
+            writer.add_tensor(key, values if small else values.astype(np.float16))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    return target
 
 
 def write_synthetic_mmproj(
@@ -299,42 +335,36 @@ def write_synthetic_mmproj(
         UsageError: an existing file, an unusable folder, bad dimensions.
         DiskFullError: not enough free space.
     """
-    target = Path(path)
     unknown = dimensions.keys() - {field.name for field in fields(Tower)}
     if unknown or seed < 0:
         raise UsageError(f"unknown dimension {sorted(unknown)}, or a seed below 0 ({seed})")
-    tower = Tower(n_embd, **dimensions)
-    if wrong := tower.problems():
-        raise UsageError(f"no such image encoder: {'; '.join(wrong)}")
-    check_target(target, force)
-    with complete(target) as part, closing(GGUFWriter(part, "clip")) as writer:
-        _add_parameters(writer, tower)
-        rng = np.random.default_rng(seed)
-        for name, shape in tower.tensors().items():
-            writer.add_tensor(name, _drawn(rng, name, shape))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    return target
+    rng = np.random.default_rng(seed)
+    return write_mmproj(
+        path,
+        Tower(n_embd, **dimensions),
+        lambda name, shape: _drawn(rng, name, shape),
+        "synthetic image encoder, random weights",
+        synthetic=True,
+        force=force,
+    )
 
 
-def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """A tensor's values: norms are 1 and 0, matrices keep the size of what they multiply."""
     if ".ln" in name or "_ln" in name:
         return np.full(shape, name.endswith("weight"), np.float32)
     drawn = rng.standard_normal(shape, dtype=np.float32)
-    if "position" in name:
-        return drawn
-    scale = 0.1 if len(shape) == 1 else 1 / math.sqrt(math.prod(shape[1:]))
-    drawn *= np.float32(scale)
-    return drawn if len(shape) == 1 else drawn.astype(np.float16)
+    if "position" not in name:
+        drawn *= np.float32(0.1 if len(shape) == 1 else 1 / math.sqrt(math.prod(shape[1:])))
+    return drawn
 
 
-def _add_parameters(writer: GGUFWriter, tower: Tower) -> None:
+def _add_parameters(writer: GGUFWriter, tower: Tower, name: str, synthetic: bool) -> None:
     """Metadata under the keys that upstream's tools/mtmd/clip.cpp reads."""
     writer.add_type("mmproj")
-    writer.add_name("synthetic image encoder, random weights")
-    writer.add_bool("pyllama_mtp.synthetic", True)
+    writer.add_name(name)
+    if synthetic:
+        writer.add_bool("pyllama_mtp.synthetic", True)
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_bool("clip.use_gelu", True)
     writer.add_string("clip.projector_type", PROJECTOR)

@@ -1,0 +1,57 @@
+"""The bundled demo that sees: what it says of freshly drawn pictures is right, and drafts are
+accepted after an image as after text. Its files and card belong together."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from demo_model.pictures import CELL, draw_up, paint
+from image_acceptance import measure
+from PIL import Image
+
+from pyllama_mtp.models.demo import vision_demo_path
+from pyllama_mtp.models.mmproj import find_mmproj
+
+from ..processes import Program
+
+
+@pytest.mark.parametrize("cell", [CELL, 3 * CELL + 5])
+def test_it_says_what_a_picture_shows(cell: int) -> None:
+    """Also of pictures that have to be scaled."""
+    image, text = measure(10, cell=cell)
+    assert image.right >= 8 and text.right >= 8
+    assert image.accepted[0] > 0.8 * image.drafted[0] and image.tokens > 2 * image.rounds
+
+
+@pytest.mark.long
+def test_drafts_are_accepted_after_an_image_as_after_text() -> None:
+    image, text = measure(200)
+    rates = [np.array(count.accepted) / count.drafted for count in (image, text)]
+    assert np.abs(rates[0] - rates[1]).max() < 0.03
+    assert image.right >= 180 and text.right >= 180
+
+
+def test_generate_takes_it_for_an_image(program: Program, tmp_path: Path) -> None:
+    """Without -m; any other image gives another answer."""
+    rng, said = np.random.default_rng(7), set()
+    for i in range(3):
+        picture = draw_up(rng)
+        path = tmp_path / f"{i}.png"
+        Image.fromarray(paint([picture], rng)[0]).save(path)
+        asked = ("--image", str(path), "--chat", "What does the picture show?")
+        out = program("generate", "--threads", "1", *asked).stdout.decode().strip()
+        said.add(out == f"The picture shows {picture.caption}.")
+    assert True in said
+
+
+def test_the_card_is_about_these_files() -> None:
+    model = vision_demo_path()
+    encoder = find_mmproj(model)
+    assert encoder
+    card = model.with_name("MODEL_CARD.md").read_text()
+    for path in (model, encoder):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() in card
+    assert model.stat().st_size + encoder.stat().st_size < 6_000_000
