@@ -8,9 +8,10 @@ taken within each repeat. The table goes to stdout, every finished sample to
 --output, which is appended to. Ctrl-C keeps the finished samples; --resume goes
 on from there.
 
-Without --model, --prompt-sizes and --depths, the command is a first look of two
-minutes: a model of the Qwen3.5-0.8B shape with random weights, written once to
-~/.cache (half a gigabyte), then the demo model. docs/measuring.md has the rest.
+Without --model, --prompt-sizes, --depths and --image, the command is a first
+look of two minutes: a model of the Qwen3.5-0.8B shape with random weights,
+written once to ~/.cache (half a gigabyte), then the demo model.
+docs/measuring.md has the rest.
 
 examples:
   pyllama-mtp matrix --report page
@@ -68,7 +69,7 @@ SIZES = (512, 1024, 2048)
 REPEAT = 7
 #: The demo model's samples are short, so their noise is large and repeats cost little.
 DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
-#: Without --model, --prompt-sizes and --depths: see `first_look`.
+#: Without --model, --prompt-sizes, --depths and --image: see `first_look`.
 FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET = (512,), 128, "75s"
 #: Memory, in bytes, that the synthetic model of a first look needs with its sessions side by side.
 EXAMPLE_MEMORY = 2 * 2**30
@@ -239,7 +240,8 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp.measure.page import write_report
     from pyllama_mtp.measure.records import Records, check_output
 
-    first = args.model is None and args.prompt_sizes is None and args.depths is None
+    chosen = (args.model, args.prompt_sizes, args.depths, args.image)
+    first = all(one is None for one in chosen)
     args = _with_defaults(args, first)
     request = _check(args)
     if request.output:
