@@ -89,13 +89,6 @@ def module_of(name: str, path: Path) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="session")
-def fake_driver() -> ModuleType:
-    """The module ``tests/measure/fake_driver.py``; its users reset it."""
-    path = Path(__file__).parent / "measure" / "fake_driver.py"
-    return module_of("pyllama_mtp_fake_driver", path)
-
-
 class FakePeers:
     """A folder with programs that speak as llama-server and llama-bench do, and what they got."""
 
@@ -268,6 +261,20 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
         code = main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def in_process(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """As `program`, but in this process, which saves the start of one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[bytes]:
+        done = cli(*arguments)
+        assert done.code == code, (done.code, done.err)
+        return subprocess.CompletedProcess([], code, done.out.encode(), done.err.encode())
 
     return run
 

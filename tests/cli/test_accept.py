@@ -20,11 +20,11 @@ QUICK = (*SHORT, "--context-lengths", "none")
 
 
 def test_rates_and_rejected_drafts_are_those_of_the_pairs(
-    program: Program, demo: Model, tmp_path: Path
+    in_process: Program, demo: Model, tmp_path: Path
 ) -> None:
     """Of the first prompt of a class, counted from the pairs that a generation logs."""
     options = ("--classes", "code", "--prompts-per-class", "1", "--format", "json")
-    done = program(*QUICK, *options, "--pairs", "p.jsonl")
+    done = in_process(*QUICK, *options, "--pairs", "p.jsonl")
     (row,) = json.loads(done.stdout)
     prompt = next(one for one in demo_prompts() if one.kind == "code")
     with Session(demo, Settings(n_ctx=1024, draft_n_max=3, n_threads=1)) as session:
@@ -43,10 +43,10 @@ def test_rates_and_rejected_drafts_are_those_of_the_pairs(
         assert demo.detokenize(text[end - 8 : end], True) == each["context"]
 
 
-def test_a_whole_run_is_written_and_shown_again(program: Program, tmp_path: Path) -> None:
+def test_a_whole_run_is_written_and_shown_again(in_process: Program, tmp_path: Path) -> None:
     options = ("--prompts-per-class", "3", "--classes", "code,thinking", "--output", "run.jsonl")
     lengths = ("--context-lengths", "300,200", "--context-prompts", "1")
-    done = program(*SHORT, *options, *lengths, "--format", "markdown")
+    done = in_process(*SHORT, *options, *lengths, "--format", "markdown")
     cells = read_cells(tmp_path / "run.jsonl")
     measured = {(c.n_prompt, c.prompt_class, c.n_max): len(c.samples) for c in cells}
     assert measured == {
@@ -61,45 +61,46 @@ def test_a_whole_run_is_written_and_shown_again(program: Program, tmp_path: Path
     out = done.stdout.decode()
     for word in ("break-even", "| 200 |", "| 300 |", "| as is | code | 3 |", "verdict: "):
         assert word in out, word
-    again = program("accept", "--read", "run.jsonl", "--format", "markdown")
+    again = in_process("accept", "--read", "run.jsonl", "--format", "markdown")
     assert again.stdout.decode() == out
 
 
-def test_says_what_the_budget_left_out(program: Program) -> None:
-    done = program(*QUICK, "--classes", "code", "--prompts-per-class", "3", "--budget", ".01s")
+def test_says_what_the_budget_left_out(in_process: Program) -> None:
+    done = in_process(*QUICK, "--classes", "code", "--prompts-per-class", "3", "--budget", ".01s")
     said = done.stderr.decode()
     assert "prompt as is (2 of 3 repeats); more time measures them" in said
 
 
-def test_reads_any_matrix(program: Program) -> None:
+def test_reads_any_matrix(in_process: Program) -> None:
     """Of text to continue, too, whose acceptance the matrix itself shows in its table only."""
     plan = ("--depths", "0,2", "-p", "64", "-n", "16", "--repeat", "2", "--output", "m.jsonl")
-    out = program("matrix", "--threads", "1", *plan).stdout.decode()
+    out = in_process("matrix", "--threads", "1", *plan).stdout.decode()
     assert "break-even" not in out
-    again = program("accept", "--read", "m.jsonl").stdout.decode()
+    again = in_process("accept", "--read", "m.jsonl").stdout.decode()
     assert out in again and "| 64 | text | 2 |" in again and "break-even" in again
 
 
-def test_an_answer_ends_where_the_model_ends_it(program: Program, tmp_path: Path) -> None:
-    program(*QUICK, "-n", "400", "--prompts-per-class", "3", "--output", "a.jsonl")
+def test_an_answer_ends_where_the_model_ends_it(in_process: Program, tmp_path: Path) -> None:
+    options = ("--classes", "factual", "--prompts-per-class", "2", "--output", "a.jsonl")
+    in_process(*QUICK, "-n", "400", *options)
     generated = {s.n_generated for c in read_cells(tmp_path / "a.jsonl") for s in c.samples}
     assert min(generated) < 400
 
 
-def test_prompts_of_ones_own(program: Program, tmp_path: Path) -> None:
+def test_prompts_of_ones_own(in_process: Program, tmp_path: Path) -> None:
     """Beside a class of the package; a model under another name is not the demo."""
     from pyllama_mtp.models.demo import demo_path
 
     (tmp_path / "m.gguf").write_bytes(demo_path().read_bytes())
     (tmp_path / "mine.jsonl").write_text('{"class": "mine", "prompt": "import os\\n"}\n')
     options = ("--prompts", "mine.jsonl", "--classes", "factual", "--prompts-per-class", "1")
-    done = program(*QUICK, "--model", "m.gguf", *options, "--format", "json")
+    done = in_process(*QUICK, "--model", "m.gguf", *options, "--format", "json")
     assert [row["class"] for row in json.loads(done.stdout)] == ["mine", "factual", "all"]
     (tmp_path / "mine.txt").write_text("What is a list?")
     sizes = []
     for extra in ((), ("--chat",)):
         name = f"b{len(extra)}.jsonl"
-        program(*QUICK, "--prompt-file", "mine.txt", *extra, "--output", name)
+        in_process(*QUICK, "--prompt-file", "mine.txt", *extra, "--output", name)
         sizes += {s.n_prompt for c in read_cells(tmp_path / name) for s in c.samples}
     assert sizes[0] < sizes[1], "the chat template adds tokens"
 
@@ -148,8 +149,8 @@ def test_refusals_come_before_a_model_is_loaded(
     assert Path("bad.jsonl").read_text().endswith('{"promt": "b"}\n')
 
 
-def test_a_length_has_room_for_the_question(program: Program) -> None:
-    done = program(*SHORT, "--classes", "code", "--context-lengths", "3", code=2)
+def test_a_length_has_room_for_the_question(in_process: Program) -> None:
+    done = in_process(*SHORT, "--classes", "code", "--context-lengths", "3", code=2)
     assert b"too few for a" in done.stderr
-    done = program(*SHORT, "--classes", "code", "--context-lengths", "1000k", code=2)
+    done = in_process(*SHORT, "--classes", "code", "--context-lengths", "1000k", code=2)
     assert b"exceed the model's context" in done.stderr

@@ -5,79 +5,74 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pyllama_mtp.cli import installation
+from pyllama_mtp.errors import LibraryError
 from pyllama_mtp.llama import native
+from pyllama_mtp.llama.native import Library
 from pyllama_mtp.models import demo
 
+from ..fakes import like
 from ..processes import Cli
-
-
-@pytest.fixture(autouse=True)
-def demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    path = tmp_path / "demo.gguf"
-    path.write_bytes(b"GGUF and so on")
-    monkeypatch.setattr(demo, "demo_path", lambda: path)
-    return path
 
 
 def line(result: SimpleNamespace, name: str) -> str:
     return next(text for text in result.out.splitlines() if text[6:21].strip() == name)
 
 
-def test_all_is_well(fake: ModuleType, cli: Cli) -> None:
-    result = cli("doctor", "--no-self-test", "--lib", "upstream")
+def test_all_is_well(cli: Cli) -> None:
+    result = cli("doctor", "--no-self-test")
     assert result.code == 0 and result.out.endswith("everything is in order\n")
-    assert ("load", "upstream") in fake.log
-    assert line(result, "upstream").startswith("ok") and "0123456789abcdef" in result.out
-    assert "feedc0dedead" in line(result, "patches")
-    assert "CUDA no" in line(result, "build")
-    assert "loaded here: haswell" in line(result, "CPU features")
-    assert "CPU (cpu): a fake CPU" in line(result, "device")
+    stamp = native.load().stamp
+    assert line(result, "upstream").startswith("ok") and stamp["upstream_commit"] in result.out
+    assert stamp["series"][:12] in line(result, "patches")
+    assert "(cpu): " in line(result, "device")
+    findings = json.loads(cli("doctor", "--no-self-test", "--json").out)
+    assert {finding["state"] for finding in findings} <= {"ok", "note"}
+    assert {"name", "state", "detail", "remedy"} == set(findings[0])
 
 
-def test_without_a_library_the_rest_is_still_checked(fake: ModuleType, cli: Cli) -> None:
-    fake.native.library = None
+def test_without_a_library_the_rest_is_still_checked(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*given: object) -> None:
+        raise LibraryError("no native library; tried: here and there")
+
+    def broken() -> None:
+        raise ImportError("libstdc++.so.6: no such file")
+
+    monkeypatch.setattr(native, "load", load)
+    monkeypatch.setattr(native, "find_libraries", broken)
     result = cli("doctor")
-    assert result.code == 1 and result.out.endswith("wrong: library\n")
+    assert result.code == 1 and result.out.endswith("wrong: libraries, library\n")
     assert "no native library; tried: here and there" in line(result, "library")
+    assert "ImportError: libstdc++.so.6" in line(result, "libraries")
     assert line(result, "machine").startswith("ok")
     assert line(result, "demo model").startswith("ok")
     assert "self-test" not in result.out
 
 
-def test_an_unexpected_failure_is_a_finding(
-    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken() -> None:
-        raise ImportError("libstdc++.so.6: no such file")
-
-    monkeypatch.setattr(fake.native, "find_libraries", broken, raising=False)
-    result = cli("doctor", "--no-self-test")
-    assert result.code == 1
-    assert "ImportError: libstdc++.so.6" in line(result, "libraries")
-
-
 @pytest.mark.parametrize("flags", [None, frozenset({"avx2", "fma"})])
 def test_the_cpu_features_of_a_build_are_named(
-    fake: ModuleType, monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None
+    monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None
 ) -> None:
     monkeypatch.setattr(native, "cpu_flags", lambda: flags)
-    (found,) = installation.check_cpu_features(fake.Library(cpu_features="avx2 fma"))
+    library = like(Library, stamp={"cpu_features": "avx2 fma"}, cpu_generation=lambda: "haswell")
+    (found,) = installation.check_cpu_features(library)
     assert found.detail == ("avx2 fma: this CPU has them all" if flags else "built for avx2 fma")
 
 
 @pytest.mark.parametrize("content", [None, b"not a model"])
 def test_a_demo_model_that_is_missing_or_broken(
-    fake: ModuleType, cli: Cli, demo_model: Path, content: bytes | None
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None
 ) -> None:
-    demo_model.unlink()
+    monkeypatch.setattr(demo, "demo_path", lambda: tmp_path / "demo.gguf")
     if content:
-        demo_model.write_bytes(content)
+        (tmp_path / "demo.gguf").write_bytes(content)
     result = cli("doctor")
     assert result.code == 1 and "wrong: demo model" in result.out
 
@@ -111,9 +106,9 @@ def test_what_computes(
     assert [f.state for f in installation.check_gpu(None)] == ["note" if here else "ok"]
 
 
-def test_no_backend_is_a_fault(fake: ModuleType) -> None:
-    states = [f.state for f in installation.check_devices(fake.Library(()))]
-    assert "wrong" in states
+def test_no_backend_is_a_fault() -> None:
+    library = like(Library, devices=lambda: [], system_info=lambda: "")
+    assert "wrong" in [found.state for found in installation.check_devices(library)]
 
 
 @pytest.mark.parametrize(
@@ -136,9 +131,3 @@ def test_the_self_test_survives_a_crash(
     (finding,) = installation.check_generation("upstream")
     assert finding.state == state and detail in finding.detail
     assert bool(finding.remedy) == (state == "wrong")
-
-
-def test_json(fake: ModuleType, cli: Cli) -> None:
-    findings = json.loads(cli("doctor", "--no-self-test", "--json").out)
-    assert {finding["state"] for finding in findings} <= {"ok", "note"}
-    assert {"name", "state", "detail", "remedy"} == set(findings[0])

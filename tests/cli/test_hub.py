@@ -202,9 +202,8 @@ def test_a_download_goes_on_where_it_stopped(hub: Hub, program: Program, tmp_pat
     before, after = hub.ranges
     assert before is None and after == f"bytes={20 << 20}-"
     assert [file.suffix for file in blobs.iterdir()] == [""], "one file, nothing partial"
-    for more in ({}, {"HF_ENDPOINT": NOWHERE}, {"HF_HUB_OFFLINE": "1"}):
-        env |= more
-        assert program("generate", "-m", "hf:o/r:F16", "-n", "4", "def f", env=env).stdout.strip()
+    env["HF_ENDPOINT"] = NOWHERE
+    assert program("generate", "-m", "hf:o/r:F16", "-n", "4", "def f", env=env).stdout.strip()
     assert len(hub.ranges) == 2
 
 

@@ -71,11 +71,11 @@ def test_every_command_has_them(command: str) -> None:
     assert options.settings_from(nothing, 2, **SWITCHES).rope == RopeScaling()
 
 
-def test_generate_obeys(program: Program, demo: Model, tmp_path: Path) -> None:
+def test_generate_obeys(in_process: Program, demo: Model, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "a.gguf", demo.info, trunk(demo.info), strength=3)
 
     def text(*given: Any) -> str:
-        done = program(
+        done = in_process(
             "generate", "--json", "-n", "12", "--threads", "1", *map(str, given), "def f"
         )
         return str(json.loads(done.stdout)["text"])

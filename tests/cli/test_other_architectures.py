@@ -26,16 +26,16 @@ def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_generate_with_the_head_in_a_file_of_its_own(
-    other: Path, program: Program, tmp_path: Path
+    other: Path, in_process: Program, tmp_path: Path
 ) -> None:
     """The head is extracted, found beside its model, and refused for another model."""
     head, trunk, two = tmp_path / "mtp-model.gguf", tmp_path / "model.gguf", ("--threads", "1")
     for action, target in (("extract", head), ("drop", trunk)):
-        program("head", action, other, "-o", target)
+        in_process("head", action, other, "-o", target)
     options = ("--draft-n-max", "2", "-n", "16", "--json", "hello")
     reports = []
     for path in (other, trunk):
-        done = program("generate", "-m", str(path), *two, *options)
+        done = in_process("generate", "-m", str(path), *two, *options)
         reports.append(json.loads(done.stdout))
     inside, beside = reports
     assert beside["text"] == inside["text"]
@@ -43,30 +43,30 @@ def test_generate_with_the_head_in_a_file_of_its_own(
     assert drafted == inside["telemetry"]["drafted"] and sum(accepted) > 0
     assert b"the MTP head is in" in done.stderr
     stranger = write_model("deepseek2", tmp_path / "stranger.gguf")
-    done = program("generate", "-m", stranger, "--head", head, "x", code=2)
+    done = in_process("generate", "-m", stranger, "--head", head, "x", code=2)
     assert b"give the head of this model, or 'none'" in done.stderr
 
 
-def test_matrix(other: Path, program: Program) -> None:
+def test_matrix(other: Path, in_process: Program) -> None:
     """A depth that the model cannot draft at is not measured."""
     given = ("-m", str(other), "--depths", "0,2,4", "--no-output", *SMALL)
-    done = program("matrix", *given, "--draft-vocab", "512,full")
+    done = in_process("matrix", *given, "--draft-vocab", "512,full")
     several = BLOCKS[other.stem] > 1
     assert done.stdout.count(b"| MTP 2 |") == 2
     assert done.stdout.count(b"| MTP 4 |") == (0 if several else 2)
     assert (FEWER + b": deeper is not measured\n" in done.stderr) == several
 
 
-def test_tune_and_accept(other: Path, program: Program) -> None:
+def test_tune_and_accept(other: Path, in_process: Program) -> None:
     """They measure at the most drafts that the model can make in a round."""
     several = BLOCKS[other.stem] > 1
-    done = program(
+    done = in_process(
         *("tune", "-m", str(other), "--limit", "3", "--prompt-size", "40", "--threads", "1"),
-        *("--repeat", "2", "--json"),
+        *("--repeat", "2", "--n-ctx", "256", "--json"),
     )
     assert len(json.loads(done.stdout)["draft"]) == 1 + (2 if several else 3)
     assert (FEWER in done.stderr) == several
-    done = program(
+    done = in_process(
         *("accept", "-m", str(other), "--classes", "code", "--prompts-per-class", "2", "-n", "24"),
         *("--context-lengths", "none", "--threads", "1"),
         *("--format", "markdown"),
@@ -75,8 +75,8 @@ def test_tune_and_accept(other: Path, program: Program) -> None:
     assert (FEWER in done.stderr) == several
 
 
-def test_options_that_do_not_apply(other: Path, program: Program) -> None:
+def test_options_that_do_not_apply(other: Path, in_process: Program) -> None:
     given = ("-m", str(other), "--depths", "0,2", "--no-output", *SMALL, "--sync", "kv,full")
-    done = program("matrix", *given, code=2)
+    done = in_process("matrix", *given, code=2)
     said = f"is not there for models of architecture '{other.stem}'; use another model"
     assert said in done.stderr.decode()

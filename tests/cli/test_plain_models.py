@@ -23,9 +23,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_generate(arch: str, program: Program, tmp_path: Path) -> None:
+def test_generate(arch: str, in_process: Program, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", arch)
-    done = program("generate", "-m", str(path), *ONE_THREAD, "-n", "8", "--json", "hello")
+    done = in_process("generate", "-m", str(path), *ONE_THREAD, "-n", "8", "--json", "hello")
     report = json.loads(done.stdout)
     assert report["text"] and not report["telemetry"]["drafted"]
     said = b"pyllama-mtp: the model has no MTP head; drafts come from the text itself"
@@ -37,25 +37,27 @@ def test_chat(program: Program, llama: str) -> None:
     assert done.stdout and b"4 tokens written" in done.stderr
 
 
-def test_matrix(program: Program, llama: str, tmp_path: Path) -> None:
+def test_matrix(in_process: Program, llama: str, tmp_path: Path) -> None:
     small = ("--prompt-sizes", "32", "--max-tokens", "8", "--repeat", "1", *ONE_THREAD)
-    done = program("matrix", "-m", llama, "--depths", "0", *small)
+    done = in_process("matrix", "-m", llama, "--depths", "0", *small)
     assert b"no-MTP" in done.stdout and b"MTP head" not in done.stderr
-    done = program("matrix", "-m", llama, *small, "--rows", "last,all", "--output", "usual.jsonl")
+    done = in_process(
+        "matrix", "-m", llama, *small, "--rows", "last,all", "--output", "usual.jsonl"
+    )
     assert b"pyllama-mtp: the model has no MTP head; only depth 0 is measured\n" in done.stderr
     assert [cell.n_max for cell in read_cells(str(tmp_path / "usual.jsonl"))] == [0]
-    done = program("matrix", "-m", llama, *small, "--depths", "0,auto", code=2)
+    done = in_process("matrix", "-m", llama, *small, "--depths", "0,auto", code=2)
     assert b"give --depths 0" in done.stderr
     assert [cell.n_max for cell in bench.matrix(llama, sizes=32, max_tokens=8, repeat=1)] == [0]
 
 
-def test_inspect(program: Program, tmp_path: Path, llama: str) -> None:
-    text = program("inspect", llama).stdout.decode()
+def test_inspect(in_process: Program, tmp_path: Path, llama: str) -> None:
+    text = in_process("inspect", llama).stdout.decode()
     for part in ("llama (without MTP)", "layers          6\n", "none", "(enough)"):
         assert part in text
     mamba = str(write_model(tmp_path / "m.gguf", "mamba"))
-    assert "checkpoints                not known" in program("inspect", mamba).stdout.decode()
-    found = json.loads(program("inspect", "--json", llama, "--n-ctx", "1024").stdout)
+    assert "checkpoints                not known" in in_process("inspect", mamba).stdout.decode()
+    found = json.loads(in_process("inspect", "--json", llama, "--n-ctx", "1024").stdout)
     (host,) = found["memory"]["no_mtp"]["devices"].values()
     # K and V of 2 heads of 16, 6 layers, in f16.
     assert host["target_context"] == 2 * 2 * 16 * 6 * 1024 * 2
@@ -63,12 +65,12 @@ def test_inspect(program: Program, tmp_path: Path, llama: str) -> None:
     assert found["memory"]["unknown"] is None
 
 
-def test_quantize(program: Program, tmp_path: Path, llama: str) -> None:
+def test_quantize(in_process: Program, tmp_path: Path, llama: str) -> None:
     target = tmp_path / "q.gguf"
-    program("quantize", llama, target, "--type", "q8_0")
+    in_process("quantize", llama, target, "--type", "q8_0")
     assert read_gguf(target).tensor_types.keys() == {"Q8_0", "F32"}
     assert read_gguf(target).n_vocab == N_VOCAB
-    program("generate", "-m", target, *ONE_THREAD, "-n", "4", "x")
+    in_process("generate", "-m", target, *ONE_THREAD, "-n", "4", "x")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,8 @@ def test_quantize(program: Program, tmp_path: Path, llama: str) -> None:
     ],
 )
 def test_what_needs_a_head_is_refused(
-    command: tuple[str, ...], program: Program, llama: str
+    command: tuple[str, ...], in_process: Program, program: Program, llama: str
 ) -> None:
-    done = program(*(llama if word == "MODEL" else word for word in command), code=2)
+    run = program if command[0] == "serve" else in_process
+    done = run(*(llama if word == "MODEL" else word for word in command), code=2)
     assert b"error: " in done.stderr and b"the model has no MTP head" in done.stderr

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,11 @@ from pyllama_mtp.measure.prompts import (
     package_prompts,
 )
 
+BytesModel = Callable[..., Any]
 
-def test_documentation_is_prose_and_source_is_code(fake: ModuleType) -> None:
-    prompts = Prompts(fake.Model("m"))
+
+def test_documentation_is_prose_and_source_is_code(bytes_model: BytesModel) -> None:
+    prompts = Prompts(bytes_model())
     prose = bytes(prompts.prompt("text", 20_000, 0)).decode(errors="replace")
     code = bytes(prompts.prompt("source", 20_000, 0)).decode(errors="replace")
     assert code.count("\n    def ") > 10 * max(1, prose.count("\n    def "))
@@ -26,9 +29,9 @@ def test_documentation_is_prose_and_source_is_code(fake: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_questions_after_text(fake: ModuleType, name: str) -> None:
+def test_questions_after_text(bytes_model: BytesModel, name: str) -> None:
     """A prompt has the length asked for and ends, in a chat, with the question of its repeat."""
-    prompts = Prompts(fake.Model("m"))
+    prompts = Prompts(bytes_model())
     questions = package_prompts([name])
     texts = set()
     for repeat in (0, 1, len(questions) + 1):
@@ -55,9 +58,9 @@ def test_the_demo_model_is_asked_its_own_questions(demo: Model) -> None:
 
 @pytest.mark.parametrize("bos", [None, 300])
 def test_code_mode_has_exact_lengths_and_other_text_each_time(
-    fake: ModuleType, bos: int | None
+    bytes_model: BytesModel, bos: int | None
 ) -> None:
-    prompts = Prompts(fake.Model("m", bos=bos), output_mode="code")
+    prompts = Prompts(bytes_model(bos), output_mode="code")
     found = [prompts.prompt("text", 700, repeat) for repeat in (0, 1)]
     assert [len(prompt) for prompt in found] == [700, 700] and found[0] != found[1]
     text = bytes(token for token in found[0] if token < 256).decode()

@@ -14,6 +14,7 @@ from pyllama_mtp.measure.figures import Cell, Ratio, base_of, paired_ratios, typ
 from pyllama_mtp.measure.records import Sample
 
 from ..cells import made_cell
+from ..marks import usual
 
 
 def cell(depth: int, speeds: dict[int, float], **changes: Any) -> Cell:
@@ -91,7 +92,7 @@ def test_one_pair_says_nothing_of_the_noise() -> None:
     assert ratio.scatter == pytest.approx((ratio.high - ratio.value) / ratio.value)
 
 
-@pytest.mark.parametrize("n", [3, 9])
+@pytest.mark.parametrize("n", usual(3, long=[9]))
 def test_the_interval_holds_the_true_ratio_as_often_as_it_says(n: int) -> None:
     draw = random.Random(7)
     trials = [[draw.lognormvariate(0.3, 0.2) for _ in range(n)] for _ in range(600)]

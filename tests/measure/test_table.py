@@ -104,28 +104,6 @@ def test_ratios_are_of_ratios_within_a_repeat() -> None:
     assert note.endswith("% (decode) from it")
 
 
-def test_class_and_library_have_a_column_if_they_vary() -> None:
-    cells = [
-        cell(depth, speed, speed, prompt_class=kind, variant=library)
-        for kind in ("text", "code")
-        for library, faster in (("upstream", 1), ("patched", 2))
-        for depth, speed in ((0, 1000), (2, 1000 * faster))
-    ]
-    names = [column.title for column in matrix_columns(cells)]
-    assert names[:4] == ["prompt tokens", "class", "library", "mode"]
-    rows = matrix_rows(cells)
-    assert [[*row[1:4], row[5]] for row in rows[:4]] == [
-        ["text", "upstream", "no-MTP", "1.00x"],
-        ["text", "upstream", "MTP 2", "1.00x"],
-        ["text", "patched", "no-MTP", "1.00x"],
-        ["text", "patched", "MTP 2", "2.00x"],
-    ]
-    cells[-1].samples, cells[-1].repeats, cells[-1].skipped = [], [], "no memory"
-    assert "skipped: MTP 2, patched, code, prompt 512: no memory" in matrix_notes(cells)
-    assert matrix_rows(cells)[-1][4:6] == ["-", "-"]
-    assert "upstream build" in matrix_notes(cells)[0] and "patched build" in matrix_notes(cells)[0]
-
-
 def test_a_machine_that_others_keep_busy_is_said() -> None:
     quiet, busy = cell(0, 2000, 100), cell(0, 2000, 100)
     elapsed = quiet.samples[0].elapsed_s
@@ -174,20 +152,6 @@ def test_eighty_columns_are_enough_for_every_switch() -> None:
     assert "sync %:" not in printed(STATES, 80) and "sync %:" in printed(STATES, None)
     wide = printed(cells, None)
     assert "left out" not in wide and "elapsed" in wide and "pre " in wide
-
-
-def test_adaptive_depth_says_what_it_did() -> None:
-    """Drafts from the text count in the mean depth, not in the rates by position."""
-    chosen = cell(2, 1900, 150, adaptive=True)
-    assert matrix_rows([chosen])[0][1] == "MTP auto"
-    (note,) = [note for note in matrix_notes([*CELLS, chosen]) if note.startswith("MTP auto")]
-    assert "; 2.0 on average, from earlier in the text in 0 % of the rounds" in note
-    chosen.samples[0].looked_up = {"rounds": 4, "drafted": 15, "accepted": 2}
-    (note,) = [note for note in matrix_notes([*CELLS, chosen]) if note.startswith("MTP auto")]
-    assert "; 3.5 on average, from earlier in the text in 40 % of the rounds" in note
-    chosen.synthetic_acceptance = [0.8, 0.7]
-    assert matrix_rows([chosen])[0][1] == "MTP auto SYNTHETIC"
-    assert not any(note.startswith("MTP auto") for note in matrix_notes(CELLS))
 
 
 def test_a_position_that_adaptive_depth_hardly_drafted_at_has_no_rate() -> None:

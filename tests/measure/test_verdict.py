@@ -32,17 +32,11 @@ def test_the_acceptance_that_is_needed(depth: int) -> None:
     assert needed_acceptance(0.99, depth) == 0.0
 
 
-def test_costs_that_no_acceptance_makes_up_for() -> None:
+def test_costs_that_no_acceptance_or_only_much_makes_up_for() -> None:
     text = verdict([Round(1, 1.95, 2.1), Round(2, 2.9, 3.2)], SLOW)
-    assert text.startswith("MTP cannot pay here: verifying 2 / 3 rows takes 1.95 / 2.90 plain ")
-    assert "with the drafts 2.10 / 3.20, for" in text
-    assert "87 % of what a step reads" in text and "Q4_K 60 %, Q6_K 27 %" in text
-
-
-def test_costs_that_much_acceptance_makes_up_for() -> None:
+    assert text.startswith("MTP cannot pay here") and "Q4_K 60 %, Q6_K 27 %" in text
     text = verdict([Round(1, 1.7, 1.9), Round(2, 2.9, 3.2)], {}, "80 % are typical")
-    assert "only if more than 90 % of the drafts are accepted (80 % are typical)" in text
-    assert "fast path" not in text
+    assert "only if more than 90 %" in text and "fast path" not in text
 
 
 def test_types_alone_decide_only_where_they_are_most() -> None:
@@ -64,28 +58,24 @@ def gained(*cells: Cell) -> str:
     return summary(cells)
 
 
-def test_one_sentence_says_what_mtp_gains() -> None:
+def test_what_mtp_gains() -> None:
     """7 tokens in 0.7 s without MTP, in 0.44 s with one draft per round, which is the best."""
     text = gained(cell(0, 0.7), cell(1, 0.44), cell(2, 0.5), cell(3, 0.46, adaptive=True))
-    assert text == (
-        "With MTP decode is 1.6 times as fast here (depth 1, 1.6 tokens per pass; auto, the "
-        "default: 1.5 times); the prompt takes about as long. From 2 repeats, so figures are rough."
-    )
+    for said in ("1.6 times as fast", "depth 1, 1.6 tokens", "1.5 times)", "2 repeats", "rough"):
+        assert said in text
     assert "(auto, 1.6 tokens per pass);" in gained(cell(0, 0.7), cell(3, 0.4, adaptive=True))
     longer = [cell(0, 0.7, 4096), cell(1, 0.35, 4096)]
-    assert "decode is 1.6 to 2.0 times as fast" in gained(cell(0, 0.7), cell(1, 0.44), *longer)
-    imposed = gained(cell(0, 0.7), cell(1, 0.44, synthetic_acceptance=[0.8]))
-    assert imposed.startswith("At the imposed acceptance, with MTP decode is 1.6 times")
+    assert "1.6 to 2.0 times" in gained(cell(0, 0.7), cell(1, 0.44), *longer)
+    assert gained(cell(0, 0.7), cell(1, 0.44, synthetic_acceptance=[0.8])).startswith("At the impo")
 
 
-def test_one_sentence_says_that_it_loses_and_why() -> None:
+def test_that_it_loses_and_why() -> None:
     text = gained(cell(0, 0.7), cell(1, 1.0), cell(2, 2.0))
-    assert text.startswith("With MTP decode is slower here: 0.70 times as fast at best (depth 1, ")
-    assert "because a pass with its drafts takes as long as 2.0 steps without MTP" in text
-    assert "tiny" not in text
-    tiny = gained(cell(0, 0.007), cell(1, 0.01))
-    assert "The model is tiny: a step takes 1.0 ms, and what a pass costs beside it" in tiny
-    assert "decode is about as fast as without here" in gained(cell(0, 0.7), cell(1, 0.695))
+    assert "0.70 times as fast at best (depth 1, " in text and "as long as 2.0 steps" in text
+    assert "tiny" not in text and "tiny: a step takes 1.0 ms" in gained(
+        cell(0, 0.007), cell(1, 0.01)
+    )
+    assert "about as fast as without" in gained(cell(0, 0.7), cell(1, 0.695))
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,7 @@ def types_of(path: Path) -> dict[str, str]:
     ("file_type", "head_type"),
     usual(
         ("q4_k_m", None),
-        ("q5_0", "bf16"),
-        long=[("q3_k_m", "q6_k"), ("iq4_xs", "q8_0"), ("q4_0", None)],
+        long=[("q5_0", "bf16"), ("q3_k_m", "q6_k"), ("iq4_xs", "q8_0"), ("q4_0", None)],
     ),
 )
 def test_synth_writes_what_quantizing_gives(

@@ -274,21 +274,21 @@ def test_what_is_refused(demo_file: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"m.gguf"}
 
 
-def test_the_command(program: Program, demo_file: Path) -> None:
-    made = program("head", "extract", demo_file, "-o", "mtp-t.gguf", "--type", "q4_0")
+def test_the_command(in_process: Program, demo_file: Path) -> None:
+    made = in_process("head", "extract", demo_file, "-o", "mtp-t.gguf", "--type", "q4_0")
     assert made.stdout.startswith(b"mtp-t.gguf: 17 tensors (Q4_0 0.5 MB")
-    program("head", "drop", demo_file, "-o", "t-F16.gguf")
-    program("head", "graft", "t-F16.gguf", "mtp-t.gguf", "-o", "g.gguf")
-    said = program("inspect", "t-F16.gguf").stdout
+    in_process("head", "drop", demo_file, "-o", "t-F16.gguf")
+    in_process("head", "graft", "t-F16.gguf", "mtp-t.gguf", "-o", "g.gguf")
+    said = in_process("inspect", "t-F16.gguf").stdout
     assert b"complete (1 block), in mtp-t.gguf" in said and b"NOT" not in said
-    assert b"MTP head alone" in program("inspect", "mtp-t.gguf").stdout
+    assert b"MTP head alone" in in_process("inspect", "mtp-t.gguf").stdout
     options = ("generate", "--max-tokens", 8, "--threads", 1, "x = ")
-    beside = program(*options, "-m", "t-F16.gguf")
+    beside = in_process(*options, "-m", "t-F16.gguf")
     assert beside.stderr == b"pyllama-mtp: the MTP head is in mtp-t.gguf\n"
-    given = program(*options, "-m", "t-F16.gguf", "--head", "mtp-t.gguf")
+    given = in_process(*options, "-m", "t-F16.gguf", "--head", "mtp-t.gguf")
     assert (given.stdout, given.stderr) == (beside.stdout, b"")
-    assert program(*options, "-m", "g.gguf").stdout == beside.stdout
-    bad = program(*options, "-m", "t-F16.gguf", "--head", "t-F16.gguf", code=2)
+    assert in_process(*options, "-m", "g.gguf").stdout == beside.stdout
+    bad = in_process(*options, "-m", "t-F16.gguf", "--head", "t-F16.gguf", code=2)
     assert b"t-F16.gguf has no MTP head" in bad.stderr
-    hint = program(*options, "-m", "t-F16.gguf", "-md", "mtp-t.gguf", code=2)
+    hint = in_process(*options, "-m", "t-F16.gguf", "-md", "mtp-t.gguf", code=2)
     assert b"-md of llama.cpp is here --head" in hint.stderr

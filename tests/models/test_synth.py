@@ -24,6 +24,7 @@ from pyllama_mtp.models.synth import (
     write_synthetic,
 )
 
+from ..marks import usual
 from ..processes import Cli, RunPython
 
 
@@ -54,15 +55,6 @@ def test_matrices_have_the_stated_statistics(tensor_type: str) -> None:
     assert abs(values.mean()) < 0.003 / 32 * 3
     if tensor_type == "q8_0":
         assert (rows.reshape(1024, 32, 34)[:, :, 2:] != 0x80).all()
-
-
-def test_small_tensors_keep_states_finite(tiny_dense: Path) -> None:
-    tensors = {t.name: t.data for t in gguf.GGUFReader(tiny_dense).tensors}
-    assert (tensors["blk.0.attn_norm.weight"] == 1).all()
-    assert (tensors["blk.0.ssm_a"] < 0).all()
-    step = np.log1p(np.exp(tensors["blk.0.ssm_dt.bias"]))
-    assert ((step > 0.0009) & (step < 0.11)).all()
-    assert tensors["blk.0.ssm_conv1d.weight"].dtype == np.float32
 
 
 def test_same_seed_same_bytes(tmp_path: Path) -> None:
@@ -158,7 +150,10 @@ def test_published_sizes(name: str) -> None:
     assert SHAPES[name].rope_sections == (11, 11, 10, 0)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+SOME = ("qwen3.5-0.8b", "qwen3.6-35b-a3b")
+
+
+@pytest.mark.parametrize("name", usual(*SOME, long=sorted({*PUBLISHED} - {*SOME})))
 def test_memory_of_published_shapes(cli: Cli, name: str, tmp_path: Path) -> None:
     """A file with a hole instead of weights takes no room; inspect says what the model needs."""
     path, shape = tmp_path / "m.gguf", SHAPES[name]

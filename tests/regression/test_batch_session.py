@@ -24,6 +24,7 @@ from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.telemetry import PHASES
 
+from ..marks import usual
 from .support import assert_same_tokens, engine_of, greedy, last_logits
 from .support import settings as small
 
@@ -246,11 +247,11 @@ def test_figures(demo: Model, prompts: Prompts) -> None:
 def test_log_probabilities(demo: Model, prompts: Prompts, depth: int) -> None:
     """Each token has its log probabilities, which are those of a fresh context."""
     with BatchSession(demo, settings(depth), 2) as session:
-        got = session.generate(prompts[:3], max_tokens=9, logprobs=2).run().results
+        got = session.generate(prompts[:2], max_tokens=6, logprobs=2).run().results
         assert session.generate(prompts[:1], max_tokens=2).run().results[0].logprobs == []
     with Session(demo, settings(depth)) as single:
-        got.append(single.generate(prompts[0], max_tokens=9, logprobs=2).run())
-    for prompt, answer in zip([*prompts[:3], prompts[0]], got, strict=True):
+        got.append(single.generate(prompts[0], max_tokens=6, logprobs=2).run())
+    for prompt, answer in zip([*prompts[:2], prompts[0]], got, strict=True):
         assert [one.token for one in answer.logprobs] == answer.tokens
         for i, one in enumerate(answer.logprobs):
             logits = last_logits(demo, [*prompt, *answer.tokens[:i]]).astype(np.float64)
@@ -292,9 +293,16 @@ def test_prompts_that_are_there_already(demo: Model, prompts: Prompts, tmp_path:
             session.save(tmp_path / "no", 3)
 
 
-@pytest.mark.parametrize("n_sequences", [1, PLACES])
-@pytest.mark.parametrize("depth", [0, 3])
-@pytest.mark.parametrize("where", ["sample", "prefill", "draft", "verify", "accept", "roll_back"])
+STEPS = ("sample", "prefill", "draft", "verify", "accept", "roll_back")
+#: Interrupted where, at which depth, with how many sequences.
+INTERRUPTED = [(where, depth, n) for where in STEPS for depth in (3, 0) for n in (PLACES, 1)]
+FEWER = [case for case in INTERRUPTED if case[1:] == (3, PLACES)] + [("sample", 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("where", "depth", "n_sequences"),
+    usual(*FEWER, long=[case for case in INTERRUPTED if case not in FEWER]),
+)
 def test_usable_after_an_interruption(
     demo: Model,
     prompts: Prompts,

@@ -16,6 +16,7 @@ from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import HeadRows, set_draft_head, use_own_head
 from pyllama_mtp.models.demo import demo_path
 
+from ..marks import usual
 from ..trimmed import head_rows, write_untied
 from .draftheads import (
     NEWEST,
@@ -222,8 +223,16 @@ def share(runs: Sequence[Generation]) -> float:
     return accepted / sum(sum(run.telemetry.drafted) for run in runs)
 
 
-@pytest.mark.parametrize("options", [{}, {"rollback": "replay"}, {"p_min": 0.4}], ids=str)
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(
+    ("depth", "options"),
+    usual(
+        (1, {}),
+        (3, {"rollback": "replay"}),
+        (3, {"p_min": 0.4}),
+        long=[(3, {}), (1, {"rollback": "replay"}), (1, {"p_min": 0.4})],
+    ),
+    ids=str,
+)
 def test_the_text_is_the_same(
     demo: Model, prompts: list[list[int]], seen: list[int], depth: int, options: dict[str, object]
 ) -> None:

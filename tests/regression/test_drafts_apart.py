@@ -25,6 +25,7 @@ from pyllama_mtp.models.architectures import ARCHITECTURES
 
 from .. import architectures
 from ..architectures import write_model
+from ..marks import usual
 from ..trimmed import head_rows
 from .support import N_CTX, alone, settings
 from .test_architectures import N_BLOCKS, Recorded, prompt_of
@@ -75,7 +76,7 @@ def last(n: int) -> np.ndarray[Any, np.dtype[np.int8]]:
     return (np.arange(n) == n - 1).astype(np.int8)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("depth", usual(3, long=[1]))
 @pytest.mark.parametrize("vocabulary", ["full", 512])
 def test_drafts_are_those_of_the_whole_text(
     other: Model, monkeypatch: pytest.MonkeyPatch, depth: int, vocabulary: str | int

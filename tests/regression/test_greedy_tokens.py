@@ -21,6 +21,7 @@ from pyllama_mtp.llama.batch import Batch, Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.models.synth import write_synthetic
 
+from ..marks import usual
 from ..workers import worker
 from .support import N_UBATCH, made_up
 from .twocontexts import Marks, turns
@@ -96,7 +97,7 @@ def assert_picked(found: Context, batch: Batch) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [{}, {"with_mtp": True}, {"mtp_head": True}], ids=str)
-@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("n_threads", usual(3, long=[1]))
 @pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
 def test_tokens_of_each_kind_of_context(
     model: Model, requested: Sequence[int], n_threads: int, kind: dict[str, object]

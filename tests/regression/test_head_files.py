@@ -14,6 +14,8 @@ from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.sidecar import NO_HEAD
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 
+from ..marks import usual
+
 PROMPTS = ("def add(a, b):\n    return", "class Node:\n    def __init__(self,", "import os\n\n")
 
 
@@ -48,14 +50,16 @@ def drafted(path: Path, head: Path | str | None, **options: Any) -> list[tuple[A
 
 @pytest.mark.parametrize(
     "options",
-    [
+    usual(
         {},
-        {"cache_type_k": "q8_0", "cache_type_v": "q8_0"},
         {"prompt_sync": "full"},
         {"draft_vocab": 700},
-        {"draft_head_type": "q4_0", "draft_vocab": "full"},
-    ],
-    ids=["usual", "quantized cache", "upstream's way", "draft vocabulary", "quantized rows"],
+        long=[
+            {"cache_type_k": "q8_0", "cache_type_v": "q8_0"},
+            {"draft_head_type": "q4_0", "draft_vocab": "full"},
+        ],
+    ),
+    ids=str,
 )
 def test_the_same_drafts(files: Files, options: dict[str, Any]) -> None:
     inside = drafted(files.grafted, NO_HEAD, **options)

@@ -19,6 +19,7 @@ from pyllama_mtp.errors import FatalDecodeError
 from pyllama_mtp.llama.batch import Batch, Ints
 from pyllama_mtp.llama.context import Context
 
+from ..marks import usual
 from ..trimmed import write_untied
 from .kvstate import CARRY_VERSION, KVState
 from .support import EDGES, N_BATCH, N_UBATCH, made_up, scaled
@@ -127,8 +128,14 @@ def test_cache_types(model: Model, type_k: str, type_v: str, flash_attn: str) ->
 
 
 @pytest.mark.parametrize(("n_ubatch", "n_threads"), [(1, 1), (7, 1), (16, 2), (48, 1)])
-@pytest.mark.parametrize("cache", ["f16", "q8_0"])
-@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
+@pytest.mark.parametrize(
+    ("cache", "hidden"),
+    usual(
+        ("f16", "post-norm"),
+        ("q8_0", "pre-norm"),
+        long=[("q8_0", "post-norm"), ("f16", "pre-norm")],
+    ),
+)
 def test_graph_sizes(model: Model, n_ubatch: int, n_threads: int, cache: str, hidden: str) -> None:
     """For both places where the block takes hidden rows."""
     options = {"n_ubatch": n_ubatch, "type_k": cache, "type_v": cache, "hidden": hidden}

@@ -13,6 +13,7 @@ from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import ModelFileError, UsageError
 
 from ..adapters import RANK, trunk, write_adapter
+from ..marks import usual
 from ..trimmed import rewrite, tensors_of
 from .support import assert_same_tokens, draft_ids, greedy, last_logits, rounding, settings, written
 
@@ -43,15 +44,13 @@ def changed(model: Model, kind: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        ("trunk", {}),
+    usual(
         ("trunk", {"draft_vocab": 512}),
-        ("block", {}),
         ("block", {"rollback": "replay"}),
-        ("head", {}),
         ("head", {"prompt_sync": "full"}),
         ("embedding", {}),
-    ],
+        long=[(kind, {}) for kind in ("trunk", "block", "head")],
+    ),
 )
 def test_the_text_with_mtp_is_that_without(
     demo: Model,

@@ -16,6 +16,7 @@ from pyllama_mtp import Generation, Model, RopeScaling, Session
 from pyllama_mtp.errors import PromptFileError, PyllamaMtpError, UsageError
 
 from ..adapters import trunk, write_adapter
+from ..marks import usual
 from .kvstate import KVState
 from .support import N_UBATCH, assert_same_tokens, cached, engine_of, scaled, settings
 from .twocontexts import draft_state
@@ -62,8 +63,10 @@ def cache(session: Session) -> KVState:
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
-@pytest.mark.parametrize("sync", ["kv", "full"])
+@pytest.mark.parametrize(
+    ("sync", "rollback"),
+    usual(("kv", "snapshot"), ("full", "replay"), long=[("kv", "replay"), ("full", "snapshot")]),
+)
 @pytest.mark.parametrize("shared", [97, 96, 95, 80, 79, 60, 49, 48, 47])
 def test_the_closest_checkpoint_is_used(
     demo: Model, text: list[int], gap: float, shared: int, sync: str, rollback: str

@@ -25,6 +25,7 @@ from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_ids
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
 
+from ..marks import usual
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
 from ..trimmed import head_rows, rewrite, tensors_of, write_trimmed
@@ -193,7 +194,9 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "options", usual(OPTIONS["picked"], OPTIONS["drawn"], long=[OPTIONS["a probability"]])
+)
 def test_the_same_drafts(
     demo: Model,
     trimmed: Model,

@@ -14,7 +14,7 @@ from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.records import Sample, to_line
 
 from ..cells import made_cell, made_sample
-from ..cli.conftest import fake  # noqa: F401 (a fixture)
+from ..cli.conftest import folder, nothing_loads, watched  # noqa: F401 (fixtures)
 from ..measure import records
 
 MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"

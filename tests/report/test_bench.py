@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,17 +11,18 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from pyllama_mtp import bench
+from pyllama_mtp import Model, bench
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.page import KINDS
 from pyllama_mtp.measure.plan import AXES
 from pyllama_mtp.measure.records import Writer, read_cells, read_file
-from pyllama_mtp.measure.table import print_matrix
 from pyllama_mtp.settings import Settings
 
+from ..cli.conftest import Watched
 from .conftest import MEASURED, make_cell
 
 Write = Callable[[str, Sequence[Cell]], Path]
@@ -133,28 +133,9 @@ def test_comparing_files_results_and_variants() -> None:
 # -- results in words ------------------------------------------------------------------------------
 
 
-def test_results_are_printed_as_by_the_command() -> None:
-    results = bench.read(MEASURED)
-    file = io.StringIO()
-    print_matrix(results.cells, file)
-    assert str(results).split() == file.getvalue().split()
-    assert "2048  MTP 3 SYNTHETIC    196.7" in str(results)
-    assert str(results) == str(results).strip("\n")
-    assert str(bench.Results()) == "nothing was measured"
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def test_results_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns that do not fit are said to be in records()."""
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((70, 20)))
-    text = str(bench.read(MEASURED))
-    assert max(map(len, text.splitlines())) <= 70
-    assert "narrow terminal: sync %, elapsed s; records() has all" in text
 
 
 def test_results_are_text_whatever_rich_takes_the_place_for(
@@ -179,134 +160,119 @@ def test_a_notebook_shows_the_tables() -> None:
 # -- a matrix --------------------------------------------------------------------------------------
 
 
-def test_a_matrix_in_one_call(fake: ModuleType, tmp_path: Path) -> None:
+M = "folder/m.gguf"
+FEW: dict[str, Any] = {"max_tokens": 4, "repeat": 1, "settings": Settings(n_threads=1)}
+
+
+def test_a_matrix_in_one_call(watched: Watched, tmp_path: Path) -> None:
     output = tmp_path / "cells.jsonl"
     seen: list[str] = []
     results = bench.matrix(
-        "fake.gguf",
-        sizes=[64, 128],
+        M,
+        sizes=[24, 48],
         depths=[0, 2],
-        max_tokens=8,
-        repeat=2,
+        **{**FEW, "repeat": 2},
         prompt_rows=["last", "all"],
         output=output,
         on_event=lambda event: seen.append(event.kind),
     )
     assert [(cell.n_prompt, cell.n_max) for cell in results] == [
-        *((64, 0), (64, 2), (64, 2)),
-        *((128, 0), (128, 2), (128, 2)),
+        *((24, 0), (24, 2), (24, 2)),
+        *((48, 0), (48, 2), (48, 2)),
     ]
     assert read_cells(output) == results.cells
     assert all(len(cell.samples) == 2 for cell in results) and seen.count("done") == 12
     assert results.records()[1]["decode_ratio"] is not None
     assert "- command: pyllama_mtp.bench.matrix" in results.markdown()
     assert bench.read(output).commands == results.commands
-    with pytest.raises(UsageError, match="no depths"):
-        bench.matrix("fake.gguf", depths=[])
 
 
-def test_a_matrix_of_an_open_model_leaves_it_open(fake: ModuleType) -> None:
-    with fake.Model("fake.gguf") as model:
-        results = bench.matrix(model, sizes=[64], depths=[0], max_tokens=4, repeat=1)
-        assert len(results) == 1 and results.cells[0].model == "fake.gguf"
-        assert not [entry for entry in fake.log if entry[0] == "model closed"]
-        assert len(bench.matrix(model, sizes=[64], depths=[0], max_tokens=4, repeat=1)) == 1
+def test_a_matrix_of_an_open_model_leaves_it_open(demo: Model) -> None:
+    for _ in range(2):
+        (cell,) = bench.matrix(demo, sizes=[24], depths=[0], **FEW)
+        assert cell.model == "demo.gguf"
+    assert demo.tokenize("x")
 
 
-def test_no_model_is_the_demo_model(fake: ModuleType) -> None:
-    results = bench.matrix(sizes=[64], depths=[0], max_tokens=4, repeat=1)
+def test_no_model_is_the_demo_model(watched: Watched) -> None:
+    results = bench.matrix(sizes=[24], depths=[0], **FEW)
     assert [cell.model for cell in results] == ["demo.gguf"]
 
 
-def test_a_single_value_is_a_sequence_of_one(fake: ModuleType) -> None:
-    few: dict[str, Any] = {"max_tokens": 4, "repeat": 1}
-    (cell,) = bench.matrix("fake.gguf", sizes=1024, depths=3, classes="source", **few)
-    assert (cell.n_prompt, cell.n_max, cell.prompt_class) == (1024, 3, "source")
-    (cell,) = bench.matrix(
-        "fake.gguf", sizes=64, depths="auto", prompt_sync="full", draft_vocab=512, **few
-    )
-    assert (cell.adaptive, cell.settings["prompt_sync"]) == (True, "full")
+def test_a_single_value_is_a_sequence_of_one(watched: Watched) -> None:
+    (cell,) = bench.matrix(M, sizes=64, depths=3, classes="source", **FEW)
+    assert (cell.n_prompt, cell.n_max, cell.prompt_class) == (64, 3, "source")
+    (cell,) = bench.matrix(M, sizes=64, depths="auto", prompt_sync="kv", draft_vocab=512, **FEW)
+    assert (cell.adaptive, cell.settings["prompt_sync"]) == (True, "kv")
     assert cell.settings["draft_vocab"] == "512"
 
 
-def test_any_setting_is_an_axis(fake: ModuleType) -> None:
-    given: dict[str, Any] = {"sizes": 64, "depths": [0, 2], "max_tokens": 4, "repeat": 1}
+def test_any_setting_is_an_axis(watched: Watched) -> None:
     rates = ((0.5, 0.25), (0.75, 0.5))
-    results = bench.matrix("fake.gguf", n_ubatch=[128, 256], synthetic_acceptance=rates, **given)
+    ubatches = {"n_ubatch": [128, 256], "synthetic_acceptance": rates}
+    results = bench.matrix(M, sizes=24, depths=[0, 2], **ubatches, **FEW)  # type: ignore[arg-type]
     assert [cell.settings["n_ubatch"] for cell in results if not cell.n_max] == [128, 256]
     found = [tuple(cell.synthetic_acceptance or ()) for cell in results if cell.n_max]
     assert found == [*rates, *rates]
     assert {row["n_ubatch"] for row in results.records()} == {128, 256}
     for name, value in (("p_min", 0.5), ("ngram", False), ("synthetic_acceptance", (0.5, 0.25))):
-        (cell,) = bench.matrix("fake.gguf", **{**given, "depths": 2, name: value}, settings=None)
+        (cell,) = bench.matrix(M, sizes=24, depths=2, **{name: value}, **FEW)  # type: ignore
         assert cell.axes == ({} if name == "ngram" else {name: json.loads(json.dumps(value))})
 
 
-def test_numbers_may_be_those_of_numpy(fake: ModuleType) -> None:
-    numpy = pytest.importorskip("numpy")
+def test_numbers_may_be_those_of_numpy(watched: Watched) -> None:
     results = bench.matrix(
-        "fake.gguf",
-        sizes=numpy.int64(64),
-        depths=numpy.array([0, 2]),
-        max_tokens=numpy.int32(4),
-        repeat=numpy.int64(1),
-        budget_s=numpy.float32(60),
+        M,
+        sizes=np.int64(24),
+        depths=np.array([0, 2]),
+        max_tokens=np.int32(4),
+        repeat=np.int64(1),
+        budget_s=np.float32(60),
+        settings=FEW["settings"],
     )
     assert [type(cell.n_prompt) for cell in results] == [int, int]
     assert [cell.n_max for cell in results] == [0, 2]
 
 
-@pytest.mark.parametrize("name", ["foo", "n_ctx", "temperature", "prompt_sizes"])
-def test_an_argument_that_there_is_not(fake: ModuleType, name: str) -> None:
-    message = rf"no argument '{name}'; the axes are {', '.join(AXES)}; .* into settings="
-    with pytest.raises(UsageError, match=message):
-        bench.matrix("fake.gguf", **{name: 1})
-
-
+@pytest.mark.usefixtures("nothing_loads")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"foo": 1}, rf"no argument 'foo'; the axes are {', '.join(AXES)}; .* into settings="),
+        ({"depths": []}, "no depths"),
         ({"sizes": "64"}, "sizes is '64', it must be a whole number, 1 or more"),
         ({"sizes": [64.0]}, "sizes is 64.0, it must be a whole number"),
         ({"sizes": True}, "sizes is True; it must be a sequence"),
-        ({"sizes": b"12"}, "sizes is b'12'; it must be a sequence"),
         ({"depths": "0,2"}, "depths is '0,2', it must be a whole number, 0 or more, or 'auto'"),
         ({"depths": -1}, "depths is -1, it must be 0 or more"),
-        ({"depths": {0: 1}}, "depths is {0: 1}; it must be a sequence"),
         ({"classes": "text,code"}, "unknown class of prompts 'text,code'; known are text, source"),
-        ({"classes": 3}, "unknown class of prompts 3"),
         ({"prompt_sync": "kv,full"}, "prompt_sync is 'kv,full', it must be one of auto, kv, full"),
         ({"hidden": None}, "hidden is None; it must be a sequence"),
         ({"draft_vocab": [None]}, "draft_vocab has None"),
-        ({"repeat": "2"}, "repeat is '2', it must be a whole number"),
         ({"repeat": 0}, "must be 1 or more"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5, it must be a whole number"),
-        ({"budget_s": -1}, "budget_s is -1; it must be a number of seconds above 0"),
-        ({"budget_s": float("nan")}, "budget_s is nan; it must be"),
+        ({"budget_s": float("nan")}, "budget_s is nan; it must be a number of seconds above 0"),
         ({"budget_s": "1m"}, "budget_s is '1m'; it must be"),
         ({"settings": {"n_ctx": 100}}, "settings is a dict; it must be a Settings"),
         ({"sampling": Settings()}, "sampling is a Settings; it must be a Sampling"),
     ],
 )
-def test_an_argument_that_makes_no_sense(
-    fake: ModuleType, given: dict[str, Any], message: str
-) -> None:
+def test_an_argument_that_makes_no_sense(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        bench.matrix("fake.gguf", **given)
-    assert not fake.log, "it is refused before a model is loaded"
+        bench.matrix(M, **given)
 
 
-def test_a_caller_from_python_is_told_of_no_option(fake: ModuleType, tmp_path: Path) -> None:
-    few: dict[str, Any] = {"sizes": 64, "depths": 0, "max_tokens": 4, "repeat": 1}
+def test_a_caller_from_python_is_told_of_no_option(watched: Watched, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"sizes": 24, "depths": 0, **FEW}
     other = tmp_path / "notes.txt"
     other.write_text("not cells\n")
     for output in (tmp_path, other):
         with pytest.raises(UsageError, match=r"; name another file$"):
-            bench.matrix("fake.gguf", output=output, **few)
+            bench.matrix(M, output=output, **small)
     busy = tmp_path / "busy.jsonl"
-    bench.matrix("fake.gguf", output=busy, **few)
+    bench.matrix(M, output=busy, **small)
     header = next(iter(read_file(busy).runs.values())).header
     with Writer(busy, None) as writer:
         writer.write(msgspec.structs.replace(header, run="b"))
         with pytest.raises(UsageError, match=r"wait for it, or name another file$"):
-            bench.matrix("fake.gguf", output=busy, **few)
+            bench.matrix(M, output=busy, **small)

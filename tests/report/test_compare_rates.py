@@ -12,6 +12,7 @@ import pytest
 from pyllama_mtp.measure.compare import Change, compare
 from pyllama_mtp.measure.figures import Cell
 
+from ..marks import usual
 from .conftest import make_matrix
 
 RUNS = 100
@@ -45,14 +46,20 @@ def share(found: Sequence[object]) -> float:
     return sum(map(bool, found)) / len(found)
 
 
-@pytest.mark.parametrize("ratios", [False, True])
-@pytest.mark.parametrize(("noise", "repeat"), [(0.025, 7), (uneven, 7), (0.03, 3)])
+@pytest.mark.parametrize(
+    ("noise", "repeat", "ratios"),
+    usual(
+        (0.03, 3, False),
+        (0.03, 3, True),
+        long=[(noise, 7, ratios) for noise in (0.025, uneven) for ratios in (False, True)],
+    ),
+)
 def test_a_thing_is_not_slower_than_itself(noise: object, repeat: int, ratios: bool) -> None:
     """At most once in 20 times, over all cells and both figures together."""
     assert share(findings(noise, repeat, ratios=ratios)) <= 0.05
 
 
-@pytest.mark.parametrize(("noise", "repeat"), [(0.02, 5), (uneven, 7)])
+@pytest.mark.parametrize(("noise", "repeat"), usual((0.02, 5), long=[(uneven, 7)]))
 def test_five_percent_at_one_depth_are_found(noise: object, repeat: int) -> None:
     found = findings(noise, repeat, lambda cell: cell.n_max == 3)
     named = [[change for change in changes if change.name.startswith("MTP 3")] for changes in found]

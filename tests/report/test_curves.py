@@ -17,16 +17,6 @@ def test_speeds_are_medians_with_the_range_of_the_samples() -> None:
     assert mtp.points == (Point(512, 40, 38, 42), Point(2048, 2, 1, 9))
 
 
-def test_ratios_are_of_paired_ratios() -> None:
-    cells = [make_cell(0, decode=[10, 20, 40]), make_cell(3, decode=[15, 40, 40])]
-    (curve,) = curves(cells, "decode-ratio")
-    (point,) = curve.points
-    value = (2**0.5 + 1.5) / 2  # the middle of the six means of 1.5, 2 and 1
-    assert curve.label == "MTP 3" and point.y == pytest.approx(value)
-    assert point.low < 1.0 and point.high > 2.0
-    assert curves(cells[1:], "decode-ratio") == []
-
-
 def counted(cell: Cell, drafted: list[int], accepted: list[int]) -> None:
     """Let the cell have one sample with these counts."""
     del cell.samples[1:], cell.repeats[1:]
@@ -55,11 +45,6 @@ def test_a_figure_that_was_not_measured_has_no_point() -> None:
 )
 def test_sizes_in_words_are_exact(tokens: int, words: str) -> None:
     assert size_words(tokens) == words
-
-
-def test_adaptive_depth_is_the_last_curve() -> None:
-    cells = [make_cell(6, adaptive=True), make_cell(8), make_cell(0), make_cell(6)]
-    assert [c.mode for c in curves(cells, "decode")] == ["no-MTP", "MTP 6", "MTP 8", "MTP auto"]
 
 
 def test_acceptance_of_adaptive_depth_needs_drafts() -> None:

@@ -144,16 +144,6 @@ def test_the_warning_is_in_the_picture() -> None:
     assert b"#ffa366" in imposed["dark.svg"] and b"#ffa366" not in real["dark.svg"]
 
 
-def test_every_depth_has_its_colour_on_light_and_dark_paper() -> None:
-    drawn = pictures(make_matrix(1), "decode-ratio")
-    for name, paper in (("light.svg", b"#fefefe"), ("dark.svg", b"#14171b")):
-        colors = (b"#0072b2", b"#d55e00", b"#009e73", paper)
-        assert all(b": " + one in drawn[name] for one in colors)
-    assert drawn == pictures(make_matrix(1), "decode-ratio"), "the same each time"
-    said = plots.alternative_text(make_matrix(1), "decode-ratio")
-    assert "MTP 4: " in said and "at 512" in said and "at 8k" in said
-
-
 @pytest.mark.usefixtures("unrendered")
 def test_models_and_machines_have_sections_of_their_own(tmp_path: Path) -> None:
     other = {"cpu": "Other & <Sons>", "cores": 8, "devices": []}
@@ -167,15 +157,6 @@ def test_models_and_machines_have_sections_of_their_own(tmp_path: Path) -> None:
     text = page(tmp_path)
     assert text.count("<h2>") == 3 and text.count("<img") == 15
     assert "<b>n" not in text and "&lt;b&gt;n" in text and "Other &amp; &lt;Sons&gt;" in text
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_peers_are_further_series(tmp_path: Path) -> None:
-    peer = {"program": "llama-server", "variant": "release", "series": ""}
-    write_report([make_cell(0), make_cell(3), make_cell(3, **peer)], tmp_path)
-    text = page(tmp_path)
-    assert text.count("<h2>") == 1 and "llama-server</td><td>MTP 3" in text
-    assert "llama-server: release of llama.cpp 012345678, CPU" in text
 
 
 def test_cells_that_were_all_skipped(tmp_path: Path) -> None:
@@ -195,13 +176,6 @@ def test_without_no_mtp_there_are_no_ratios_and_it_says_why(tmp_path: Path) -> N
     assert "no MTP (depth 0) was not measured" in text
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_no_mtp_alone_one_size_and_one_sample(tmp_path: Path) -> None:
-    write_report([make_cell(0, prefill=[200], decode=[40])], tmp_path)
-    text = page(tmp_path)
-    assert text.count("<img") == 2 and "No plot of Acceptance by draft position" in text
-
-
 def test_bad_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, good = tmp_path / "empty.jsonl", MEASURED
     empty.touch()
@@ -218,26 +192,3 @@ def test_bad_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     result = cli("report", good, "-o", tmp_path / "x")
     assert result.code == 2 and "pip install 'pyllama-mtp[report]'" in result.err
     assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_adaptive_depth_comes_after_the_fixed_ones(tmp_path: Path) -> None:
-    cells = [make_cell(6, adaptive=True), make_cell(6), make_cell(9), make_cell(0)]
-    write_report(cells, tmp_path)
-    lines = (tmp_path / "tables.md").read_text().splitlines()
-    modes = [line.split(" | ")[1] for line in lines if line.startswith("| 512 |")]
-    assert modes == ["no-MTP", "MTP 6", "MTP 9", "MTP auto"]
-    table = csv.DictReader((tmp_path / "tables.csv").open())
-    assert [row["adaptive"] for row in table] == ["True", "False", "False", "False"]
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_acceptance_of_a_few_drafts_is_no_rate(tmp_path: Path) -> None:
-    chosen = make_cell(2, adaptive=True)
-    for sample in chosen.samples:
-        sample.drafted, sample.accepted = [2, 1], [1, 0]
-    write_report([chosen], tmp_path)
-    text = (tmp_path / "tables.md").read_text()
-    assert "| - - |" in text
-    assert "accepted %: MTP auto has a dash where it drafted fewer than 20 times" in text
-    assert "MTP auto drafted fewer than 20 times at each position" in page(tmp_path)

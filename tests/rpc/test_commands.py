@@ -16,10 +16,12 @@ PROMPT = "def add(a, b):"
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_generate(program: Program, demo: Model, two_workers: tuple[str, str], apart: bool) -> None:
+def test_generate(
+    in_process: Program, demo: Model, two_workers: tuple[str, str], apart: bool
+) -> None:
     """The head is on the worker of the output layer, or on the other worker."""
     shares = f"{demo.info.n_layer + 0.5},1.5" if apart else "1,1"
-    done = program(
+    done = in_process(
         *("generate", "--rpc", ",".join(two_workers), "--tensor-split", shares),
         *("--threads", "1", "--draft-n-max", "3", "--max-tokens", "24", "--stats", PROMPT),
     )
@@ -30,11 +32,11 @@ def test_generate(program: Program, demo: Model, two_workers: tuple[str, str], a
 
 
 def test_matrix_names_the_workers(
-    program: Program, two_workers: tuple[str, str], tmp_path: Path
+    in_process: Program, two_workers: tuple[str, str], tmp_path: Path
 ) -> None:
     """Both libraries use the same workers, one of them in its own process."""
     file = tmp_path / "m.jsonl"
-    done = program(
+    done = in_process(
         *("matrix", "--rpc", ",".join(two_workers), "--tensor-split", "1,1"),
         *("--variants", "patched,upstream", "--threads", "1", "--depths", "0,2", "--repeat", "1"),
         *("--prompt-sizes", "40", "--max-tokens", "8", "--n-ctx", "256", "--output", str(file)),

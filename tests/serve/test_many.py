@@ -16,6 +16,7 @@ from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import FatalDecodeError, WorkerLostError
 from pyllama_mtp.llama.context import Context
 
+from ..marks import usual
 from .conftest import Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens, is_near_tie
 
@@ -44,7 +45,7 @@ def client_of(server: Running, number: int, together: threading.Barrier) -> str 
     return text
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_vocab": 256}], ids=str)
+@pytest.mark.parametrize("options", usual({}, long=[{"draft_vocab": 256}]), ids=str)
 def test_32_streams_of_which_some_hang_up(
     start: Start, demo: Model, options: dict[str, object]
 ) -> None:

@@ -1,10 +1,12 @@
-"""Which drafts are accepted, and with which probability when it is imposed."""
+"""Which drafts are accepted, with which probability when it is imposed, and how likely one is."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pyllama_mtp.drafting.acceptance import SyntheticAcceptance, accept_best
+from pyllama_mtp.drafting.head import top_probability
 
 
 class Rows:
@@ -68,3 +70,15 @@ def test_imposed_rates_at_the_ends() -> None:
     assert always.accept([], Rows(5)) == [5]
     assert always.accept([1], Rows(0, 5)) == [1, 5], "fewer drafts than rates"
     assert SyntheticAcceptance((0.0, 0.0)).accept([1, 2], Rows(5)) == [5]
+
+
+def test_probability_among_the_best() -> None:
+    """Softmax over the ten best; the others do not count."""
+    logits = np.log(np.array([0.01] * 9 + [0.6] + [0.009] * 9, dtype=np.float32))
+    assert top_probability(logits) == pytest.approx(0.6 / 0.69)
+    assert top_probability(logits[7:10]) == pytest.approx(0.6 / 0.62), "fewer tokens"
+
+
+def test_probability_of_large_and_of_equal_logits() -> None:
+    assert top_probability(np.full(50, 3e38, dtype=np.float32)) == pytest.approx(0.1)
+    assert top_probability(np.array([1e4, -1e4, 0], dtype=np.float32)) == pytest.approx(1.0)

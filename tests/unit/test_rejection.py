@@ -30,6 +30,7 @@ from pyllama_mtp.drafting.acceptance import (
 from pyllama_mtp.errors import FatalDecodeError, UsageError
 from pyllama_mtp.settings import Sampling
 
+from ..marks import usual
 from ..regression.distributions import FALSE_ALARM_SIGMAS, chi_square, reference
 
 Matrix = npt.NDArray[np.float64]
@@ -142,7 +143,7 @@ def compare(
     )
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", usual(1, 3, long=[2]))
 @pytest.mark.parametrize("name", CASES)
 def test_texts_are_as_frequent_as_the_target_has_them(name: str, depth: int) -> None:
     """Whole texts are counted, so every position given every text before it: a round accepts all,

@@ -96,10 +96,9 @@ WRONG_TYPES_OF_SETTINGS = [
     *(
         (name, value, WHOLE)
         for name in ("n_ctx", "n_batch", "n_ubatch", "n_threads", "checkpoints", "draft_n_max")
-        for value in ("8", 8.0, 2.5, True, np.True_, np.float32(8), [8], b"8")
+        for value in ("8", 8.0)
     ),
-    *(("n_ctx", value, WHOLE) for value in (None, np.array([8, 9]))),
-    *((name, None, WHOLE) for name in ("n_batch", "checkpoints", "draft_n_max")),
+    *(("n_ctx", value, WHOLE) for value in (None, 2.5, True, np.True_, [8], np.array([8, 9]))),
     *(("p_min", value, REAL) for value in ("0.5", None, True, np.False_, [0.5], 1j)),
     ("p_min", 10**400, "0 to 1"),
     *(
@@ -115,16 +114,11 @@ WRONG_TYPES_OF_SAMPLING = [
     *(
         (name, value, REAL)
         for name in ("temperature", "top_p", "min_p", "repeat_penalty")
-        for value in ("0.7", None, True, np.True_, [0.7])
+        for value in ("0.7", None)
     ),
     ("temperature", 10**400, "0 (greedy) or above"),
-    *(
-        (name, value, WHOLE)
-        for name in ("top_k", "repeat_last_n", "seed")
-        for value in ("a", 1.5, 1.0, False, np.float64(1))
-    ),
-    *((name, None, WHOLE) for name in ("top_k", "repeat_last_n")),
-    *(("reasoning_budget", value, WHOLE) for value in ("a", 1.5, True)),
+    *((name, value, WHOLE) for name in ("top_k", "repeat_last_n", "seed") for value in ("a", 1.0)),
+    ("reasoning_budget", 1.5, WHOLE),
     *(
         ("logit_bias", value, BIASES)
         for value in ([1], [(1, 1.0)], {"a": 1}, {1: "a"}, {1.5: 1}, {True: 1}, {1: None}, 5, 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pyllama_mtp import Model
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import Dropped, Measured, Run, Sample, Skipped
@@ -14,18 +15,19 @@ from pyllama_mtp.measure.run import Matrix, MatrixRequest, brief
 from pyllama_mtp.measure.runner import Runner, Task
 from pyllama_mtp.settings import Sampling, Settings
 
+from ...cli.conftest import Watched
 from ...fakes import same_methods
 
 
 class Peer:
     """Another program; notes how many of our sessions are open while it measures."""
 
-    def __init__(self, fake: ModuleType) -> None:
-        self._fake = fake
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
         self.open_sessions: list[int] = []
 
     def begin(self, number: int, task: Task) -> None:
-        self.open_sessions.append(self._fake.state["open_sessions"])
+        self.open_sessions.append(self._watched.n_open)
         self._task = task
 
     def advance(self, number: int, goal: int) -> int:
@@ -41,10 +43,9 @@ class Peer:
 same_methods(Peer, PeerRunner)
 
 
-def matrix(fake: ModuleType, plan: Plan, peer: Any, ours: Runner | None = None, **more: Any) -> Any:
-    model = fake.Model("m.gguf")
+def matrix(model: Model, plan: Plan, peer: Any, ours: Runner | None = None, **more: Any) -> Any:
     runners = {"": ours or Runner(model), plan.peers[0]: peer}
-    request = MatrixRequest(plan, Settings(), Sampling(), [], **more)
+    request = MatrixRequest(plan, Settings(n_threads=1), Sampling(), [], **more)
     run: Any = SimpleNamespace(run="r")
     return Matrix(model, request, Run(run), runners)
 
@@ -53,18 +54,21 @@ def kinds(records: Any) -> list[tuple[type, str, int]]:
     return [(type(r), r.cell.build, r.cell.n_max) for r in records]
 
 
-def test_none_of_our_sessions_is_open_meanwhile(fake: ModuleType) -> None:
-    peer = Peer(fake)
+def test_none_of_our_sessions_is_open_meanwhile(demo: Model, watched: Watched) -> None:
+    peer = Peer(watched)
     plan = Plan((10,), (0, 2), 8, 2, peers=("llama-server",))
-    records = [*matrix(fake, plan, peer).run()]
+    records = [*matrix(demo, plan, peer).run()]
     assert len(records) == 8 and peer.open_sessions == [0] * 4
 
 
 def test_what_is_not_installed_takes_nothing_from_the_budget(
-    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+    demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("pyllama_mtp.measure.run.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        "pyllama_mtp.measure.run.time",
+        SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: None),
+    )
 
     class OneSecond(Runner):
         def begin(self, number: int, task: Task) -> None:
@@ -73,8 +77,8 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
 
     plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",), prompt_step=4)
     peer = PeerRunner(PeerError("not installed"), "m.gguf", -1)
-    ours = OneSecond(fake.Model("m.gguf"))
-    records = [*matrix(fake, plan, peer, ours, budget_s=4.5).run()]
+    ours = OneSecond(demo)
+    records = [*matrix(demo, plan, peer, ours, budget_s=4.5).run()]
     found = kinds(record for record in records if not isinstance(record, Dropped))
     assert found.count((Measured, "", 0)) == 4
     assert found.count((Skipped, "llama-bench", 0)) == 1
@@ -86,13 +90,15 @@ TRACEBACK = """llama-server failed (1): Traceback (most recent call last):
 ValueError: Failed to load model from file: /home/me/my models/m.gguf"""
 
 
-def test_a_record_says_why_in_a_line_and_not_where(fake: ModuleType) -> None:
+def test_a_record_says_why_in_a_line_and_not_where(demo: Model, watched: Watched) -> None:
     class Broken(Peer):
         def begin(self, number: int, task: Task) -> None:
             raise PeerError(TRACEBACK)
 
     plan = Plan((10,), (0,), 8, 1, peers=("llama-server",))
-    reasons = [r.reason for r in matrix(fake, plan, Broken(fake)).run() if isinstance(r, Skipped)]
+    reasons = [
+        r.reason for r in matrix(demo, plan, Broken(watched)).run() if isinstance(r, Skipped)
+    ]
     said = "llama-server failed (1): ValueError: Failed to load model from file: "
     assert reasons == [said + "my models/m.gguf"]
 
