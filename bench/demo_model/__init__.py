@@ -1,6 +1,7 @@
 """How the demo model is made: corpus, tokenizer, training, export, evaluation, outside check.
 
-Needs what requirements.txt lists; the ordinary package and its tests never import this.
+Needs what requirements.txt lists, and vision.py the package as well. Ordinary tests import
+pictures.py alone, which needs numpy.
 """
 
 import os

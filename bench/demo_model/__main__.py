@@ -2,6 +2,7 @@
 
 Stages: corpus -> tokenizer -> train -> export -> evaluate -> reference -> card. Training resumes
 from the checkpoint in the work folder; `--stages` runs a part (export of a running training, say).
+`python -m demo_model.vision` then makes the demo that sees.
 """
 
 from __future__ import annotations

@@ -117,49 +117,52 @@ def seeing(demo: Model, vision: Vision) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def wanted(demo: Model, vision: Vision) -> dict[int, str]:
-    """What a session says of each of two pictures."""
+def wanted(demo: Model, vision: Vision) -> dict[int, tuple[str, int]]:
+    """What a session says of each of two pictures, and the tokens of its prompt."""
     usual = Settings(n_ctx=512, n_batch=48, n_ubatch=32, n_threads=1)
+    found = {}
     with Session(demo, usual, vision=vision) as session:
-        return {
-            seed: session.chat(question(url(seed)), max_tokens=12, sampling=Sampling(), draft=False)
-            .run()
-            .text
-            for seed in (0, 1)
-        }
+        for seed in (0, 1):
+            ask: Any = question(url(seed))
+            answer = session.chat(ask, max_tokens=12, sampling=Sampling(), draft=False).run()
+            found[seed] = answer.text, answer.telemetry.n_prompt
+            assert answer.telemetry.n_image_tokens > 5
+    return found
 
 
-def test_openai_sends_an_image(seeing: Running, wanted: dict[int, str]) -> None:
-    options: Any = {"model": NAME, "temperature": 0, "max_tokens": 12}
-    for seed, text in wanted.items():
+def test_openai_sends_an_image(seeing: Running, wanted: dict[int, tuple[str, int]]) -> None:
+    """In one piece and in a stream; the next turn does not process the image again."""
+    for seed, (text, n_prompt) in wanted.items():
         ask = question(url(seed))
-        with seeing.client.chat.completions.stream(messages=ask, **options) as stream:
-            message = stream.get_final_completion().choices[0].message
-        assert message.content == text
-        told = [*ask, message, {"role": "user", "content": "And?"}]
+        whole = seeing.answer(ask, max_tokens=12)
+        assert (whole.choices[0].message.content, whole.usage.prompt_tokens) == (text, n_prompt)
+        chunks = seeing.answer(ask, max_tokens=12, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+        told = [*ask, whole.choices[0].message, {"role": "user", "content": "And?"}]
         usage = seeing.answer(told, max_tokens=4).usage
-        assert usage.prompt_tokens_details.cached_tokens > 20, "the image is not processed again"
+        assert usage.prompt_tokens_details.cached_tokens > 20
 
 
-def test_langchain_sends_an_image(seeing: Running, wanted: dict[int, str]) -> None:
+def test_langchain_sends_an_image(seeing: Running, wanted: dict[int, tuple[str, int]]) -> None:
     """As OpenAI's part, and as its own, which it translates."""
     langchain = pytest.importorskip("langchain_openai")
     messages = pytest.importorskip("langchain_core.messages")
     model = langchain.ChatOpenAI(
         base_url=f"{seeing.url}/v1", api_key="any", model=NAME, temperature=0, max_tokens=12
     )
-    for seed, text in wanted.items():
+    for seed, expected in wanted.items():
         words, theirs = question(url(seed))[0]["content"]
         data = url(seed).partition(",")[2]
         own = {"type": "image", "base64": data, "mime_type": "image/png"}
         for part in (theirs, own):
             ask = [messages.HumanMessage([words, part])]
-            assert model.invoke(ask).content == text
-        assert "".join(chunk.content for chunk in model.stream(ask)) == text
+            answer = model.invoke(ask)
+            assert (answer.content, answer.usage_metadata["input_tokens"]) == expected
+        assert "".join(chunk.content for chunk in model.stream(ask)) == expected[0]
 
 
 def test_litellm_sends_an_image(
-    seeing: Running, wanted: dict[int, str], monkeypatch: pytest.MonkeyPatch
+    seeing: Running, wanted: dict[int, tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = pytest.importorskip("litellm")
@@ -170,9 +173,9 @@ def test_litellm_sends_an_image(
         "max_tokens": 12,
         "temperature": 0,
     }
-    for seed, text in wanted.items():
+    for seed, expected in wanted.items():
         found = litellm.completion(**options, messages=question(url(seed)))
-        assert found.choices[0].message.content == text
+        assert (found.choices[0].message.content, found.usage.prompt_tokens) == expected
 
 
 # -- recorded --------------------------------------------------------------------------------------
