@@ -20,14 +20,25 @@ from typing import Any
 
 import numpy as np
 from benchkit import DRAFTS, results
-from parity import ALONE, DEPTHS, N_TOKENS, N_UBATCH, TOGETHER, compared, settings, table
+from parity import (
+    ALONE,
+    DEPTHS,
+    N_TOKENS,
+    N_UBATCH,
+    TOGETHER,
+    Recorded,
+    compared,
+    rounds_of,
+    settings,
+    table,
+)
 from PIL import Image
 
 from pyllama_mtp import BatchSession, Model, Session
 from pyllama_mtp.files import write_whole
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
-from pyllama_mtp.llama.vision import Vision
+from pyllama_mtp.llama.vision import ImagePrompt, Vision, position
 from pyllama_mtp.measure.peers import (
     LlamaServer,
     PeerError,
@@ -77,37 +88,42 @@ def prompts() -> list[tuple[str, list[bytes]]]:
     ]
 
 
-def answers(server: str, model: Model, mmproj: Path, depth: int) -> list[Any]:
-    """llama-server's."""
-    given = PeerOptions(settings(depth, "f16"), str(model.path), 0)
-    options = [*server_options(given), "--mmproj", str(mmproj)]
-    found = []
+def answers(server: str, vision: Vision, depth: int, asked: list[ImagePrompt]) -> list[Any]:
+    """llama-server's, each with the candidates of its drafts."""
+    given = PeerOptions(settings(depth, "f16"), str(vision.model.path), 0)
+    options = [*server_options(given), "--mmproj", str(vision.path), "-lv", "5"]
+    found, read = [], 0
     with LlamaServer(server, options) as running:
         marker = running._get("/props")["media_marker"]
-        for text, images in prompts():
+        for prompt, (text, images) in zip(asked, prompts(), strict=True):
             request = completion_request([], N_TOKENS, 1)
             data = [base64.b64encode(image).decode() for image in images]
             said = {"prompt_string": text.replace(HERE, marker), "multimodal_data": data}
             answer = running.complete(request | {"prompt": said, "return_tokens": True})
-            found.append(answer | {"rounds": {}})
+            log = running._program.stderr() + running._program.stdout()
+            found.append(answer | {"rounds": rounds_of(log[read:], len(prompt))})
+            read = len(log)
     return found
 
 
-def trials(model: Model, vision: Vision, server: str, depth: int) -> list[dict[str, Any]]:
+def trials(vision: Vision, server: str, depth: int, recorded: Recorded) -> list[dict[str, Any]]:
     """All of one model and depth."""
-    theirs, given = answers(server, model, vision.path, depth), settings(depth, "f16")
+    model, given = vision.model, settings(depth, "f16")
     limits: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "log_ties": True}
     asked = [vision.prompt(text, images) for text, images in prompts()]
-    alone = []
+    theirs, alone, drafts = answers(server, vision, depth, asked), [], []
     for prompt in asked:
+        recorded.rounds = {}
         with Session(model, given) as session:
             alone.append(session.generate(prompt, **limits).run())
+        spare = len(prompt) - position(len(prompt), prompt.images)  # the server counts entries
+        drafts.append({at + spare: tokens for at, tokens in recorded.rounds.items()})
     with BatchSession(model, given, 4) as batch:
         together = batch.generate(asked, **limits).run().results
     return [
-        {"depth": depth, "way": way, "prompt": len(prompt)} | compared(ours, expected, {})
+        {"depth": depth, "way": way, "prompt": len(prompt)} | compared(*three)
         for way, found in ((ALONE, alone), (TOGETHER, together))
-        for prompt, ours, expected in zip(asked, found, theirs, strict=True)
+        for prompt, *three in zip(asked, found, theirs, drafts, strict=True)
     ]
 
 
@@ -119,6 +135,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     ended: dict[str, list[dict[str, Any]]] = {}
+    recorded = Recorded()
     with tempfile.TemporaryDirectory() as folder:
         tiny = write_synthetic(Path(folder) / "tiny.gguf", "tiny", "q8_0", head_noise=0.05)
         for path in (demo_path(), tiny):
@@ -127,7 +144,8 @@ def main() -> int:
                     Path(folder) / f"mmproj-{path.name}", model.n_embd_inp
                 )
                 with Vision(model, mmproj, n_threads=1) as vision:
-                    runs = (trials(model, vision, server.command[0], depth) for depth in DEPTHS)
+                    command = server.command[0]
+                    runs = (trials(vision, command, depth, recorded) for depth in DEPTHS)
                     ended[path.stem] = [trial for found in runs for trial in found]
             print("\n".join(table({path.stem: ended[path.stem]})), flush=True)
     lines = ["# Texts and accepted drafts after images, beside llama-server", ""]
