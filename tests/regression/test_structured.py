@@ -100,14 +100,11 @@ def schemas() -> Iterator[dict[str, Any]]:
         yield {**value(rng, 3), "$defs": {"node": node}}
 
 
-@pytest.mark.parametrize(
-    ("temperature", "part"),
-    usual((0.0, slice(0, 80, 2)), long=[(0.0, slice(80, None, 2)), (1.0, slice(1, None, 2))]),
-)
-def test_json_of_random_schemas(demo: Model, temperature: float, part: slice) -> None:
+@pytest.mark.parametrize(("temperature", "half"), usual((0.0, 0), long=[(1.0, 1)]))
+def test_json_of_random_schemas(demo: Model, temperature: float, half: int) -> None:
     """Eight sequences at a time, each with a grammar of its own; with MTP and without. Half of the
     schemas at each temperature."""
-    made, found = list(schemas())[part], []
+    made, found = list(schemas())[half::2], []
     asked = [
         replace(WARM, temperature=temperature, grammar=Grammar.json_schema(one)) for one in made
     ]
