@@ -185,7 +185,7 @@ def _mmproj(info: GGUFInfo) -> tuple[str | None, str]:
         tower = read_mmproj(path)
     except ModelFileError as error:
         return None, str(error)
-    if tower and tower.n_embd != info.n_embd:
+    if not isinstance(tower, str) and tower.n_embd != info.n_embd:
         return None, f"{path} is for models of width {tower.n_embd}"
     return str(path), ""
 

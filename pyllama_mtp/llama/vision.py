@@ -27,7 +27,7 @@ import numpy as np
 from ..arguments import file_name, whole
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
 from ..imagefile import ImageSource, Pixels, pixels_of
-from ..models.mmproj import find_mmproj, read_mmproj
+from ..models.mmproj import PROJECTOR, find_mmproj, read_mmproj
 from ..settings import MOST_THREADS, available_threads
 from . import native, trial
 from .batch import Floats, Ints
@@ -166,7 +166,8 @@ class Vision(Owned):
         if -1 < limits[1] < limits[0]:
             raise UsageError(f"max_tokens {limits[1]} is below min_tokens {limits[0]}")
         tower = read_mmproj(self.path)
-        if tower is None:
+        self._kind = tower if isinstance(tower, str) else PROJECTOR
+        if isinstance(tower, str):
             trial.try_encoder(model, self.path)
         elif tower.n_embd != model.n_embd_inp:
             raise self._refusal(
@@ -178,10 +179,17 @@ class Vision(Owned):
         self._lock = threading.Lock()
         self._known: OrderedDict[int, EncodedImage] = OrderedDict()
         self._message = self._ffi.new("char[1024]")
-        self._load(limits)
+        self._weights = model.weights.hold()
+        try:
+            self._load(limits)
+        except BaseException:
+            if self._handle:
+                self.close()
+            else:
+                self._weights.release()
+            raise
         identity = f"{self.path.stat().st_size} {limits} {self.model.n_embd_inp}".encode()
         self._identity = identity + _head(self.path)
-        self._weights = model.weights.hold()
         model.contexts.add(self)
 
     def _refusal(self, why: str) -> ModelFileError:
@@ -201,8 +209,10 @@ class Vision(Owned):
             raise self._refusal(reason)
         self._mrope = bool(info.mrope)
         if info.non_causal:
-            self.close()
-            raise self._refusal("its images need attention in both directions, not supported")
+            raise self._refusal(
+                f"images of its kind, {self._kind}, need attention in both directions, which is "
+                "not supported"
+            )
 
     def close(self) -> None:
         """Free the encoder. May be called again."""
@@ -294,8 +304,8 @@ class Vision(Owned):
             self._api.free_chunks(chunks)
         if len(placed) != len(images) or not entries or entries[-1] < 0:
             raise UsageError(
-                "this model cuts the image into several parts, which is not supported; where it "
-                "does so for large images only, scale it down"
+                f"an encoder of the kind {self._kind} cuts the image into several parts, which is "
+                "not supported; where it does so for large images only, scale it down"
             )
         return ImagePrompt(entries, tuple(placed), encode_s)
 

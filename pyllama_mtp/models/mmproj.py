@@ -192,9 +192,9 @@ def _read_name(file: str) -> tuple[str, str]:
     return "" if name == "model" else name, kind[0][1:] if kind else ""
 
 
-def read_mmproj(path: str | os.PathLike[str]) -> Tower | None:
-    """The dimensions of an image encoder, checked; None: of another tower, of which only the kind
-    of file is checked. Raises ModelFileError: no file, no image encoder, or a damaged one."""
+def read_mmproj(path: str | os.PathLike[str]) -> Tower | str:
+    """The dimensions of an image encoder, checked; of another kind of tower, the kind's name alone.
+    Raises ModelFileError: no file, no image encoder, or a damaged one."""
     info = read_gguf(path)
     try:
         return _checked(info)
@@ -206,7 +206,7 @@ class _Wrong(Exception):
     pass
 
 
-def _checked(info: GGUFInfo) -> Tower | None:
+def _checked(info: GGUFInfo) -> Tower | str:
     said = info.metadata
     if info.architecture != "clip":
         raise _Wrong(f"a model of the architecture {info.architecture}, and not an mmproj file")
@@ -215,7 +215,7 @@ def _checked(info: GGUFInfo) -> Tower | None:
     kind = said.get("clip.projector_type") or said.get("clip.vision.projector_type")
     deep = said.get("clip.vision.is_deepstack_layers", ())
     if kind != PROJECTOR or (isinstance(deep, tuple) and any(deep)):
-        return None
+        return str(kind)
     numbers = {name: said.get(f"clip.vision.{key}", 0) for name, key in _KEYS.items()}
     if not all(type(number) is int for number in numbers.values()):
         raise _Wrong("dimensions that are not whole numbers")

@@ -15,6 +15,7 @@ from gguf import GGUFWriter
 from pyllama_mtp import IMAGE_MARKER, Model, Session, Settings, Vision
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.models.mmproj import (
+    Tower,
     find_mmproj,
     fitting_mmprojs,
     read_mmproj,
@@ -109,7 +110,7 @@ def test_files_that_do_not_fit(demo: Model, demo_file: Path, mmproj: Path, tmp_p
 def write_other_tower(
     path: Path, n_embd: int, kind: str = "lightonocr", **shapes: tuple[int, ...]
 ) -> Path:
-    """An encoder of LightOnOCR with random weights; or one that says it is another."""
+    """An encoder of LightOnOCR or Gemma 3 with random weights; or one that says it is another."""
     width, n_ff = 32, 64
     writer = GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)
@@ -131,6 +132,8 @@ def write_other_tower(
         "v.blk.0.ffn_down.weight": (width, n_ff),
         **{f"v.blk.0.{name}.weight": (width,) for name in ("ln1", "ln2")},
         **{"mm.1.weight": (n_embd, width), "mm.2.weight": (n_embd, n_embd)},
+        # Gemma 3 has these two instead.
+        **{"mm.input_projection.weight": (width, n_embd), "mm.soft_emb_norm.weight": (width,)},
     }
     rng = np.random.default_rng(3)
     for name, shape in tensors.items():
@@ -167,7 +170,8 @@ def test_another_tower(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"kind": "nonsense"}, "unknown projector type|nonsense"),
-        ({"kind": "gemma3"}, "mm.input_projection|damaged"),
+        ({"kind": "gemma3"}, "of its kind, gemma3, need attention in both directions"),
+        ({"kind": "pixtral"}, "img_break"),
         ({"attn_q": (7, 9)}, "GGML_ASSERT|the process that tried to load it"),
         ({"n_embd": 80}, "mismatch between text model"),
     ],
@@ -194,7 +198,7 @@ def test_an_encoder_beside_the_model(mmproj: Path, demo: Model, tmp_path: Path) 
         with pytest.raises(UsageError, match="no mmproj"):
             Vision(found)
     tower = read_mmproj(mmproj)
-    assert tower and tower.n_embd == demo.n_embd_inp
+    assert isinstance(tower, Tower) and tower.n_embd == demo.n_embd_inp
     better = mmproj.with_name("mmproj-f16.gguf")
     better.write_bytes(b"")
     assert find_mmproj(model) == better
