@@ -14,7 +14,8 @@ from .support import settings
 
 STATM = Path("/proc/self/statm")
 N_CTX = 512
-#: Memory that the allocator may still move by, bytes: 31 bytes a token would be seen with auto.
+#: Memory that the allocator may still move by in the second half, bytes: 30 bytes a token would be
+#: seen with auto. In the first half it may grow once more, after other tests of the process.
 SLACK = 384 * 1024
 
 pytestmark = pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
@@ -31,10 +32,10 @@ def resident() -> int:
 @pytest.mark.parametrize(
     ("n_tokens", "depth", "options"),
     [
-        pytest.param(14_000, "auto", {}, id="auto"),
-        pytest.param(6_000, 4, {"rollback": "replay"}, id="replay"),
-        pytest.param(6_000, 4, {"draft_sampling": True}, id="drawn drafts"),
-        pytest.param(6_000, 4, {"prompt_sync": "full", "p_min": 0.4}, id="full"),
+        pytest.param(27_000, "auto", {}, id="auto"),
+        pytest.param(10_500, 4, {"rollback": "replay"}, id="replay"),
+        pytest.param(10_500, 4, {"draft_sampling": True}, id="drawn drafts"),
+        pytest.param(10_500, 4, {"prompt_sync": "full", "p_min": 0.4}, id="full"),
     ],
 )
 def test_memory_is_flat(
@@ -55,7 +56,6 @@ def test_memory_is_flat(
             del run
             marks.append(resident())
     assert drafted / 10 < accepted < drafted * 9 / 10
-    # The first half may grow once, when the allocator has not yet met its largest blocks.
     assert marks[-1] - marks[len(marks) // 2] < SLACK, marks
 
 
@@ -63,11 +63,10 @@ def test_memory_is_flat(
 def test_memory_of_several_sequences_is_flat(demo: Model, text: list[int]) -> None:
     marks = []
     with BatchSession(demo, settings(3, n_ctx=512), n_sequences=3) as session:
-        for number in range(9):
+        for number in range(13):
             prompts = [text[i : i + 20 + 7 * i] for i in range(5)]
             drawn = Sampling(temperature=0.9, seed=number)
             batch = session.generate(prompts, max_tokens=200, sampling=drawn, ignore_eos=True).run()
             assert batch.telemetry.n_generated == 1000
             marks.append(resident())
-    # The first half may grow once, when the allocator has not yet met its largest blocks.
     assert marks[-1] - marks[len(marks) // 2] < SLACK, marks
