@@ -18,10 +18,9 @@ from itertools import zip_longest
 import numpy as np
 from demo_model import pictures
 
-from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.llama.vision import Vision
+from pyllama_mtp import Model, Session, Settings, Vision
+from pyllama_mtp.llama.vision import IMAGE_MARKER
 from pyllama_mtp.models.demo import vision_demo_path
-from pyllama_mtp.models.mmproj import find_mmproj
 
 SEED = 1000
 DEPTH = 3
@@ -68,16 +67,14 @@ def measure(n: int, depth: int = DEPTH, seed: int = SEED, cell: int = pictures.C
     counts = [Count(), Count()]
     with ExitStack() as stack:
         model = stack.enter_context(Model(vision_demo_path()))
-        encoder = find_mmproj(model.path)
-        assert encoder, "the demo's image encoder is missing"
-        vision = stack.enter_context(Vision(model, encoder, n_threads=1))
+        vision = stack.enter_context(Vision(model, n_threads=1))
         session = stack.enter_context(Session(model, settings, vision=vision))
         for i in range(n):
             picture = pictures.draw_up(rng)
             (pixels,) = pictures.paint([picture], rng, cell)
             question = pictures.QUESTIONS[i % len(pictures.QUESTIONS)]
             for count, images, shown in zip(
-                counts, ([pixels], []), ("<__media__>", f"{picture.described}\n"), strict=True
+                counts, ([pixels], []), (IMAGE_MARKER, f"{picture.described}\n"), strict=True
             ):
                 prompt = pictures.prompt(question, shown)
                 count.add(session, prompt, images, picture.caption)

@@ -35,16 +35,16 @@ def test_drafts_are_accepted_after_an_image_as_after_text() -> None:
 
 
 def test_generate_takes_it_for_an_image(program: Program, tmp_path: Path) -> None:
-    """Without -m; any other image gives another answer."""
-    rng, said = np.random.default_rng(7), set()
+    """Without -m."""
+    rng, right = np.random.default_rng(7), 0
     for i in range(3):
         picture = draw_up(rng)
         path = tmp_path / f"{i}.png"
         Image.fromarray(paint([picture], rng)[0]).save(path)
         asked = ("--image", str(path), "--chat", "What does the picture show?")
         out = program("generate", "--threads", "1", *asked).stdout.decode().strip()
-        said.add(out == f"The picture shows {picture.caption}.")
-    assert True in said
+        right += out == f"The picture shows {picture.caption}."
+    assert right >= 2
 
 
 def test_the_card_is_about_these_files() -> None:
