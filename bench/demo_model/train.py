@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -123,6 +124,18 @@ def quick_eval(model: Model, heldout: np.ndarray, rows: int = 24) -> dict[str, f
     }
 
 
+def step(
+    optimizers: list[torch.optim.Optimizer], parameters: Iterable[Tensor], factor: float
+) -> None:
+    """A step by the gradients there are, which are zero afterwards; `factor`: of usual rates."""
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
 class Run:
     """A training run, which goes on from `work/checkpoint.pt` if there is one."""
 
@@ -176,12 +189,7 @@ class Run:
         logits = all_logits(forward, self.model, batch[:, :-1])
         total, figures = losses(logits, batch[:, 1:])
         total.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        step(self.optimizers, self.model.parameters(), factor)
         self.step += 1
         self.tokens += batch.shape[0] * (batch.shape[1] - 1)
         return figures

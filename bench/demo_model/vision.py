@@ -274,12 +274,7 @@ class Run:
         )
         text.backward()
         parameters = [*self.model.parameters(), *self.weights.values()]
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        train.step(self.optimizers, parameters, factor)
         self.step += 1
         return said | {f"text_{name}": value for name, value in read.items()}
 
