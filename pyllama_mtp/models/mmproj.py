@@ -24,7 +24,7 @@ from ..errors import ModelFileError, UsageError
 from ..files import check_target, complete
 from .ggufinfo import read_gguf
 from .modelinfo import GGUFInfo
-from .sidecar import TYPE_IN_NAME
+from .sidecar import TYPE_IN_NAME, is_named
 
 PROJECTOR = "qwen3vl_merger"
 #: Types of matrices that are read; vectors are F32.
@@ -171,8 +171,7 @@ def fitting_mmprojs(model: str, files: Iterable[str]) -> list[str]:
         if path.suffix != ".gguf" or not _MARK.search(path.stem):
             continue
         name, _ = _read_name(file)
-        fits = stem.startswith(name) and not stem[len(name) :][:1].isalnum()
-        (nameless if not name else named if fits else others).append(file)
+        (nameless if not name else named if is_named(stem, name) else others).append(file)
     if len({_read_name(file)[0] for file in others}) > 1:
         others = []
 

@@ -62,6 +62,11 @@ def find_head(path: str | os.PathLike[str]) -> Path | None:
     return next(map(Path, fitting_heads(Path(path).name, [head for _, head in sizes])), None)
 
 
+def is_named(stem: str, name: str) -> bool:
+    """Whether a model's file, `stem`, has the name `name`: it begins so, and the word ends there."""
+    return stem.startswith(name) and not stem.removeprefix(name)[:1].isalnum()
+
+
 def fitting_heads(model: str, heads: Iterable[str]) -> list[str]:
     """The files that hold an MTP head for a model, by their names, the most alike first.
 
@@ -78,9 +83,8 @@ def fitting_heads(model: str, heads: Iterable[str]) -> list[str]:
 
     def fits(head: str) -> bool:
         file, name = PurePath(head).name.lower(), TYPE_IN_NAME.sub("", own_name(head))
-        rest = stem.removeprefix(name)
         is_one = file.startswith(PREFIX) and file.endswith(".gguf")
-        return bool(is_one and name and stem.startswith(name)) and not rest[:1].isalnum()
+        return bool(is_one and name) and is_named(stem, name)
 
     def alike(head: str) -> int:
         return len(os.path.commonprefix([own_name(head), stem]))  # noqa: RUF071 - of characters
