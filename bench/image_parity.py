@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchkit import DRAFTS, results
 from parity import (
     ALONE,
     DEPTHS,
@@ -31,12 +30,11 @@ from parity import (
     rounds_of,
     settings,
     table,
+    write_page,
 )
 from PIL import Image
 
 from pyllama_mtp import BatchSession, Model, Session
-from pyllama_mtp.files import write_whole
-from pyllama_mtp.llama import native
 from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import ImagePrompt, Vision, position
 from pyllama_mtp.measure.peers import (
@@ -94,12 +92,10 @@ def answers(server: str, vision: Vision, depth: int, asked: list[ImagePrompt]) -
     options = [*server_options(given), "--mmproj", str(vision.path), "-lv", "5"]
     found, read = [], 0
     with LlamaServer(server, options) as running:
-        marker = running._get("/props")["media_marker"]
         for prompt, (text, images) in zip(asked, prompts(), strict=True):
-            request = completion_request([], N_TOKENS, 1)
-            data = [base64.b64encode(image).decode() for image in images]
-            said = {"prompt_string": text.replace(HERE, marker), "multimodal_data": data}
-            answer = running.complete(request | {"prompt": said, "return_tokens": True})
+            said = running.image_prompt(text, [base64.b64encode(one).decode() for one in images])
+            request = completion_request(said, N_TOKENS, 1)
+            answer = running.complete(request | {"return_tokens": True})
             log = running._program.stderr() + running._program.stdout()
             found.append(answer | {"rounds": rounds_of(log[read:], len(prompt))})
             read = len(log)
@@ -148,12 +144,8 @@ def main() -> int:
                     runs = (trials(vision, command, depth, recorded) for depth in DEPTHS)
                     ended[path.stem] = [trial for found in runs for trial in found]
             print("\n".join(table({path.stem: ended[path.stem]})), flush=True)
-    lines = ["# Texts and accepted drafts after images, beside llama-server", ""]
-    lines += results.header_lines(results.header(native.load().stamp))
-    lines += [f"- llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"]
-    lines += ["", *table(ended), "", WHAT_IT_SAYS]
-    DRAFTS.mkdir(parents=True, exist_ok=True)
-    write_whole(DRAFTS / "image-parity.md", ("\n".join(lines).rstrip() + "\n").encode())
+    title = "Texts and accepted drafts after images, beside llama-server"
+    write_page("image-parity.md", title, server, table(ended), WHAT_IT_SAYS)
     found = [trial for some in ended.values() for trial in some]
     return int(any(trial["end"] not in ("equal", "near tie") for trial in found))
 

@@ -35,6 +35,7 @@ from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.files import write_whole
 from pyllama_mtp.llama import native
 from pyllama_mtp.measure.peers import (
+    Installed,
     LlamaServer,
     PeerError,
     PeerOptions,
@@ -235,6 +236,15 @@ def table(ended: dict[str, list[Trial]]) -> list[str]:
     return [*results.markdown_table(head, rows), "", *named]
 
 
+def write_page(name: str, title: str, server: Installed, rows: list[str], about: str) -> None:
+    """Write what was found into build/results."""
+    lines = [f"# {title}", "", *results.header_lines(results.header(native.load().stamp))]
+    lines += [f"- llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"]
+    lines += ["", *rows, "", about]
+    DRAFTS.mkdir(parents=True, exist_ok=True)
+    write_whole(DRAFTS / name, ("\n".join(lines).rstrip() + "\n").encode())
+
+
 def main() -> int:
     """Run all trials; write build/results/parity.md."""
     if sys.argv[1:]:
@@ -256,12 +266,8 @@ def main() -> int:
                 runs = (trials(model, Path(*server.command), depth, recorded) for depth in DEPTHS)
                 ended[name] = [trial for found in runs for trial in found]
             print("\n".join(table({name: ended[name]})), flush=True)
-    lines = ["# Texts and accepted drafts beside llama-server", ""]
-    lines += results.header_lines(results.header(native.load().stamp))
-    lines += [f"- llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"]
-    lines += ["", *table(ended), "", WHAT_IT_SAYS]
-    DRAFTS.mkdir(parents=True, exist_ok=True)
-    write_whole(DRAFTS / "parity.md", ("\n".join(lines).rstrip() + "\n").encode())
+    title = "Texts and accepted drafts beside llama-server"
+    write_page("parity.md", title, server, table(ended), WHAT_IT_SAYS)
     found = [(name, trial) for name, some in ended.items() for trial in some]
     return int(any(not explained(*one) and one[1]["end"] != "near tie" for one in found))
 

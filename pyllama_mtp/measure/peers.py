@@ -29,6 +29,7 @@ from typing import IO, Any
 
 from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
+from pyllama_mtp.llama.vision import IMAGE_MARKER
 from pyllama_mtp.measure.images import ImageText, Picture
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS
 from pyllama_mtp.measure.records import Build, Sample
@@ -543,13 +544,14 @@ class LlamaServer:
             response = json.load(answer)
         return response if isinstance(response, dict) else {}
 
-    def image_prompt(self, text: str, png: str) -> dict[str, Any]:
-        """A prompt that begins with an image, whose file is given in base64. Raises PeerError: the
-        server takes none."""
+    def image_prompt(self, text: str, images: Sequence[str]) -> dict[str, Any]:
+        """A prompt with an image for each IMAGE_MARKER of the text; `images`: their files, in
+        base64. Raises PeerError: the server takes none."""
         marker = self._get("/props").get("media_marker")
         if not isinstance(marker, str):
             raise PeerError(f"this {_SERVER} takes no images: it names no media_marker")
-        return {"prompt_string": marker + text, "multimodal_data": [png]}
+        said = text.replace(IMAGE_MARKER, marker)
+        return {"prompt_string": said, "multimodal_data": [*images]}
 
     def complete(self, request: Mapping[str, Any]) -> Any:
         """The response to a completion; with `stream` the last event. Raises PeerError when the
@@ -657,9 +659,11 @@ def measure(
         elif picture is None:
             raise PeerError("there is no image for the prompts")
         else:
-            png = picture.png()
+            images = [picture.png()]
             shorter = prompt.text[: len(prompt.text) * task.warm_up // len(prompt)]
-            first, whole = (server.image_prompt(text, png) for text in (shorter, prompt.text))
+            first, whole = (
+                server.image_prompt(IMAGE_MARKER + text, images) for text in (shorter, prompt.text)
+            )
         server.complete(completion_request(first, n_first, seed))
         return parse_timings(server.complete(completion_request(whole, task.max_tokens, seed)))
 
