@@ -63,7 +63,7 @@ def find_head(path: str | os.PathLike[str]) -> Path | None:
 
 
 def is_named(stem: str, name: str) -> bool:
-    """Whether a model's file, `stem`, has the name `name`: it begins so, and the word ends there."""
+    """Whether a model's file, `stem`, has this name: it begins so, and the word ends there."""
     return stem.startswith(name) and not stem.removeprefix(name)[:1].isalnum()
 
 
