@@ -47,6 +47,11 @@ def test_sizes_in_words_are_exact(tokens: int, words: str) -> None:
     assert size_words(tokens) == words
 
 
+def test_adaptive_depth_is_the_last_curve() -> None:
+    cells = [make_cell(6, adaptive=True), make_cell(8), make_cell(0), make_cell(6)]
+    assert [c.mode for c in curves(cells, "decode")] == ["no-MTP", "MTP 6", "MTP 8", "MTP auto"]
+
+
 def test_acceptance_of_adaptive_depth_needs_drafts() -> None:
     """Drafts of all sizes count together; a fixed depth drafts at every position in every round."""
     half = LEAST_DRAFTS // 2

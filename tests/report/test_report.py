@@ -159,6 +159,15 @@ def test_models_and_machines_have_sections_of_their_own(tmp_path: Path) -> None:
     assert "<b>n" not in text and "&lt;b&gt;n" in text and "Other &amp; &lt;Sons&gt;" in text
 
 
+@pytest.mark.usefixtures("unrendered")
+def test_peers_are_further_series(tmp_path: Path) -> None:
+    peer = {"program": "llama-server", "variant": "release", "series": ""}
+    write_report([make_cell(0), make_cell(3), make_cell(3, **peer)], tmp_path)
+    text = page(tmp_path)
+    assert text.count("<h2>") == 1 and "llama-server</td><td>MTP 3" in text
+    assert "llama-server: release of llama.cpp 012345678, CPU" in text
+
+
 def test_cells_that_were_all_skipped(tmp_path: Path) -> None:
     cell = make_cell(3, prefill=[], decode=[], skipped="prompt too long")
     write_report([cell], tmp_path)
@@ -192,3 +201,14 @@ def test_bad_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     result = cli("report", good, "-o", tmp_path / "x")
     assert result.code == 2 and "pip install 'pyllama-mtp[report]'" in result.err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_adaptive_depth_comes_after_the_fixed_ones(tmp_path: Path) -> None:
+    cells = [make_cell(6, adaptive=True), make_cell(6), make_cell(9), make_cell(0)]
+    write_report(cells, tmp_path)
+    lines = (tmp_path / "tables.md").read_text().splitlines()
+    modes = [line.split(" | ")[1] for line in lines if line.startswith("| 512 |")]
+    assert modes == ["no-MTP", "MTP 6", "MTP 9", "MTP auto"]
+    table = csv.DictReader((tmp_path / "tables.csv").open())
+    assert [row["adaptive"] for row in table] == ["True", "False", "False", "False"]

@@ -33,6 +33,11 @@ def test_a_switch_is_named_where_it_varies() -> None:
     assert series_key(cells[1]) == series_key(cells[3])
 
 
+def test_a_peer_is_named_by_its_program_not_by_its_build() -> None:
+    peer = make_cell(3, program="llama-server", variant="release", series="", backend="cpu")
+    assert names([make_cell(3), peer]) == ["MTP 3", "llama-server MTP 3"]
+
+
 def test_the_last_measurement_counts_unless_it_was_skipped() -> None:
     first, second = make_cell(3, time="1"), make_cell(3, time="2")
     skipped = make_cell(3, prefill=[], decode=[], skipped="too long")

@@ -70,6 +70,11 @@ def test_the_least_likely_ones_go_first(both: Both) -> None:
     assert sorted(both.see(3, 5)) == [3, 5] and not {26, 28} & both.tokens()
 
 
+def test_what_is_there_costs_nothing(both: Both) -> None:
+    both.see(1)
+    assert both.see(1, 2, 4, 1) == []
+
+
 def test_the_better_half_stays(both: Both) -> None:
     """Special tokens, which every ranking begins with, stay however much the text needs."""
     for first in range(33, 90, 3):
@@ -94,6 +99,11 @@ def test_what_has_long_not_occurred_goes(both: Both) -> None:
     assert both.see(1) == [1]
 
 
+def test_those_in_use_give_way_when_all_are(both: Both) -> None:
+    both.see(*range(16, 32, 2))
+    assert sorted(both.see(1, 3)) == [1, 3]
+
+
 def test_rows_per_round_and_prompt(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """The most frequent tokens, of equals the ones that came last; what is left out comes later."""
     monkeypatch.setattr(headrows, "MOST_PER_ROUND", 2)
@@ -101,6 +111,19 @@ def test_rows_per_round_and_prompt(both: Both, monkeypatch: pytest.MonkeyPatch) 
     assert both.see(51, 53, 53, 55, 57) == [53, 57]
     assert both.see(61, 63, 65, 67, 61, prompt=True) == [61, 67, 65]
     assert both.see(51) == [51]
+
+
+def test_more_than_there_are_loose_rows(both: Both) -> None:
+    assert len(both.see(*range(33, 63, 2), prompt=True)) == 8
+
+
+def test_what_is_counted(both: Both) -> None:
+    """Coverage is that of rounds: tokens of a prompt need not be drafted."""
+    both.see(1, 2, 3, prompt=True)
+    both.see(1, 2, 5, 5)
+    found = both.telemetry.draft_vocab
+    assert (found["tokens"], found["outside"], found["replaced"]) == (4, 2, 3)
+    assert found["seconds"] > 0
 
 
 HEAD = DraftHead(RANKED, None, RANKED)

@@ -1,0 +1,67 @@
+"""Drafts before they are verified: what a grammar leaves of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.drafting.acceptance import point
+from pyllama_mtp.drafting.choice import cut
+from pyllama_mtp.drafting.sampling import Sampler
+from pyllama_mtp.request import Request
+from pyllama_mtp.sequence import Drafts, Sequence
+
+from ..fakes import like
+
+TOKENS = [3, 4, 5, 6]
+
+
+def sequence(n_valid: int, forced: tuple[int, ...] = (), constrained: bool = True) -> Any:
+    """A sequence under a grammar of which the first `n_valid` drafts do not break it."""
+    sampler = like(
+        Sampler,
+        constrained=constrained,
+        forced=lambda most: list(forced[:most]),
+        n_valid=lambda drafts: min(n_valid, len(drafts)),
+    )
+    return like(Sequence, request=like(Request, sampler=sampler))
+
+
+def drafts(*, drawn: bool, looked_up: bool = False) -> Drafts:
+    """TOKENS, drawn from the head or its best ones."""
+    return Drafts(list(TOKENS), [point(t) for t in TOKENS] if drawn else [], looked_up)
+
+
+@pytest.mark.parametrize("n_valid", range(5))
+def test_best_tokens_end_before_the_one_that_breaks_the_grammar(n_valid: int) -> None:
+    made = cut(sequence(n_valid), drafts(drawn=False))
+    assert made.tokens == TOKENS[:n_valid]
+
+
+@pytest.mark.parametrize("n_valid", range(5))
+def test_the_drawn_draft_that_breaks_the_grammar_stays_as_the_last_one(n_valid: int) -> None:
+    """Rejection sampling needs it: where the draw is rejected, the next token comes from what the
+    head promised too little of. Without the draw that correction is missing, and tokens that the
+    head likes come too often."""
+    made = cut(sequence(n_valid), drafts(drawn=True))
+    assert made.tokens == TOKENS[: n_valid + 1]
+    assert len(made.distributions) == len(made.tokens)
+
+
+def test_looked_up_drafts_are_certain_and_end_before_it() -> None:
+    assert cut(sequence(2), drafts(drawn=True, looked_up=True)).tokens == TOKENS[:2]
+
+
+def test_what_is_forced_takes_the_place_of_drafts() -> None:
+    made = cut(sequence(4, forced=(9, 8)), drafts(drawn=False), forced=True)
+    assert made.tokens == [9, 8] and made.forced
+
+
+def test_a_grammar_that_was_asked_is_not_asked_again() -> None:
+    assert cut(sequence(4, forced=(9, 8)), drafts(drawn=False)).tokens == TOKENS
+
+
+def test_without_a_grammar_drafts_stay() -> None:
+    made = drafts(drawn=True)
+    assert cut(sequence(0, constrained=False), made) is made
