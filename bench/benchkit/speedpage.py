@@ -98,9 +98,11 @@ def fragment(title: str, records: Path, missing: Sequence[str]) -> str:
 
 
 def write_page(page: Path, name: str, text: str, order: Sequence[str]) -> None:
-    """Put a section's part in its place in the page. `order`: the names of all sections."""
+    """Put a section's part in its place in the page. `order`: the names of all sections; parts of
+    other scripts come after them."""
     old = page.read_text("utf-8") if page.exists() else ""
     parts = dict(re.findall(r"^<!-- (\w+) -->\n(.*?)(?=^<!-- \w+ -->$|\Z)", old, re.S | re.M))
     parts[name] = f"{text.strip()}\n\n"
-    known = [f"<!-- {name} -->\n{parts[name]}" for name in order if name in parts]
-    write_whole(page, "".join([PREFACE, *known]).rstrip().encode() + b"\n")
+    names = sorted(parts, key=[*order, *parts].index)
+    written = [f"<!-- {name} -->\n{parts[name].rstrip()}\n\n" for name in names]
+    write_whole(page, "".join([PREFACE, *written]).rstrip().encode() + b"\n")

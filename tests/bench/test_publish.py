@@ -69,10 +69,12 @@ def test_ratios_of_the_page_are_those_of_the_samples(folder: Path) -> None:
 
 def test_a_part_of_the_page_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
     page, order = tmp_path / "speed.md", ["a", "b", "c"]
+    page.write_text("<!-- other -->\n## Other\n")
     for name, text in (("c", "## C\n\nold"), ("a", "## A"), ("c", "## C\n\nnew")):
         write_page(page, name, text, order)
     text = page.read_text()
-    assert text.index("## A") < text.index("## C") and "new" in text and "old" not in text
+    assert text.index("## A") < text.index("## C") < text.index("## Other")
+    assert "new" in text and "old" not in text
 
 
 @pytest.mark.parametrize("section", publish.SECTIONS, ids=lambda section: section.name)
