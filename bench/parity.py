@@ -77,12 +77,14 @@ Upstream keeps no states of {", ".join(NO_SNAPSHOTS)} to go back to, and drafts 
 row of a rejected draft; on our libllama the same llama-server does not."""
 
 Trial = dict[str, Any]
+Gap = tuple[str, float]
 
 
 def write_models(folder: Path) -> dict[str, Path]:
     """Small models by architecture."""
     moe = write_synthetic(folder / "moe.gguf", "tiny-moe", "f16", head_noise=HEAD_NOISE)
-    found = {"qwen35": demo_path(), "qwen35moe": moe}
+    tiny = write_synthetic(folder / "tiny.gguf", "tiny", "q8_0", head_noise=HEAD_NOISE)
+    found = {"qwen35": demo_path(), "qwen35, random Q8_0": tiny, "qwen35moe": moe}
     for arch in OTHERS:
         n_blocks = max(DEPTHS) if ARCHITECTURES[arch].several_heads else 1
         found[arch] = write_model(arch, folder / f"{arch}.gguf", n_blocks, noise=HEAD_NOISE)
@@ -137,16 +139,15 @@ def rounds_of(log: str, start: int) -> dict[int, list[dict[int, float]]]:
     return rounds
 
 
-def draft_tie(ours: dict[int, list[int]], theirs: dict[int, list[dict[int, float]]]) -> str:
-    """Where the drafts part first, if that is a near tie; else ""."""
+def draft_gap(ours: dict[int, list[int]], theirs: dict[int, list[dict[int, float]]]) -> Gap:
+    """Where the drafts part first, in words, and how far apart the head sees the two tokens."""
     for at in sorted(ours.keys() & theirs.keys()):
         for i, (token, chances) in enumerate(zip(ours[at], theirs[at], strict=False)):
             best = next(iter(chances))
             if token != best:
                 gap = math.log(chances[best] / chances[token]) if chances.get(token) else math.inf
-                said = f"draft {i + 1} of position {at}: {token} or {best}, {gap:.2g} apart"
-                return said if gap <= DRAFT_TIE else ""
-    return ""
+                return f"draft {i + 1} of position {at}: {token} or {best}, {gap:.2g} apart; ", gap
+    return "", math.inf
 
 
 def answers(server: Path, given: Settings, model: Model, prompts: list[list[int]]) -> list[Any]:
@@ -164,11 +165,14 @@ def answers(server: Path, given: Settings, model: Model, prompts: list[list[int]
     return found
 
 
-def compared(ours: Answer, theirs: Any, drafts: dict[int, list[int]]) -> Trial:
+def compared(
+    ours: Answer, theirs: Any, drafts: dict[int, list[int]], tie: float = DRAFT_TIE
+) -> Trial:
     """How a trial ended.
 
     Args:
         drafts: of our session, by position.
+        tie: the largest gap of two drafts that is a near tie.
     """
     told, timings, tokens = ours.telemetry, theirs["timings"], theirs["tokens"]
     accepted, expected = sum(told.accepted), timings.get("draft_n_accepted", 0)
@@ -177,8 +181,8 @@ def compared(ours: Answer, theirs: Any, drafts: dict[int, list[int]]) -> Trial:
         if accepted == expected:
             return trial | {"end": "equal", "said": ""}
         counts = f"{accepted} drafts accepted, the server's {expected}"
-        tie = draft_tie(drafts, theirs["rounds"])
-        return trial | {"end": "near tie" if tie else "text only", "said": f"{tie}; {counts}"}
+        where, gap = draft_gap(drafts, theirs["rounds"])
+        return trial | {"end": "near tie" if gap <= tie else "text only", "said": where + counts}
     pairs = enumerate(zip(ours.tokens, tokens, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(ours.tokens), len(tokens)))
     parted = {*ours.tokens[at : at + 1], *tokens[at : at + 1]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,16 +26,17 @@ def test_drafts_are_read_from_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafts", "said"),
+    ("drafts", "gap", "said"),
     [
-        ([1174, 7], ""),
-        ([333, 8], "draft 1 of position 12: 333 or 1174, 0.016 apart"),
-        ([1174, 8], ""),
-        ([5, 7], ""),
+        ([1174, 7], math.inf, ""),
+        ([333, 8], 0.016, "draft 1 of position 12: 333 or 1174, 0.016 apart; "),
+        ([1174, 8], 2.89, "draft 2 of position 12: 8 or 7, 2.9 apart; "),
+        ([5, 7], math.inf, "draft 1 of position 12: 5 or 1174, inf apart; "),
     ],
 )
-def test_drafts_part_at_a_near_tie(drafts: list[int], said: str) -> None:
-    assert parity.draft_tie({12: drafts}, THEIRS) == said  # type: ignore[arg-type]
+def test_where_drafts_part(drafts: list[int], gap: float, said: str) -> None:
+    found = parity.draft_gap({12: drafts}, THEIRS)  # type: ignore[arg-type]
+    assert found == (said, pytest.approx(gap, abs=0.01))
 
 
 @pytest.mark.parametrize(
