@@ -66,7 +66,8 @@ A trial: all of {N_TOKENS} tokens after one of {len(SIZES) * len(TEXTS)} prompts
 and the number of accepted drafts, at depths {DEPTHS}, {ALONE} and {TOGETHER} (four at
 once). Images are first, in the middle, last, or two; of 8 to 132 tokens each, and graphs have
 {N_UBATCH}. The encoder has random weights; so has "tiny", whose head drafts well. Near ties are as
-in parity.py, but drafts may be {DRAFT_TIE} apart, a little more than after text."""
+in parity.py, but drafts may be {DRAFT_TIE} apart, a little more than after text. Each prompt
+has a server of its own: drafts of llama-server after an image depend on the prompt before it."""
 
 
 def png(seed: int, size: tuple[int, int]) -> bytes:
@@ -88,18 +89,17 @@ def prompts() -> list[tuple[str, list[bytes]]]:
 
 
 def answers(server: str, vision: Vision, depth: int, asked: list[ImagePrompt]) -> list[Any]:
-    """llama-server's, each with the candidates of its drafts."""
+    """llama-server's, each with the candidates of its drafts; see WHAT_IT_SAYS."""
     given = PeerOptions(settings(depth, "f16"), str(vision.model.path), 0)
     options = [*server_options(given), "--mmproj", str(vision.path), "-lv", "5"]
-    found, read = [], 0
-    with LlamaServer(server, options) as running:
-        for prompt, (text, images) in zip(asked, prompts(), strict=True):
+    found = []
+    for prompt, (text, images) in zip(asked, prompts(), strict=True):
+        with LlamaServer(server, options) as running:
             said = running.image_prompt(text, [base64.b64encode(one).decode() for one in images])
             request = completion_request(said, N_TOKENS, 1)
             answer = running.complete(request | {"return_tokens": True})
             log = running._program.stderr() + running._program.stdout()
-            found.append(answer | {"rounds": rounds_of(log[read:], len(prompt))})
-            read = len(log)
+            found.append(answer | {"rounds": rounds_of(log, len(prompt))})
     return found
 
 
