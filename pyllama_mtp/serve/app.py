@@ -49,7 +49,7 @@ from .generator import Generator, Metrics
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
 ABSENT = {
-    "embeddings": "embeddings",
+    "embeddings": "embeddings: its model generates text; use a server of an embedding model",
     "images": "images",
     "audio": "audio",
     "moderations": "moderations",
@@ -185,6 +185,11 @@ def build_app(
         with refused("tokens"):
             text = served.model.detokenize(body.tokens, special=True)
         return JSONResponse({"content": text, "prompt": text})
+
+    @app.get("/tokenizer_info", dependencies=closed)
+    async def tokenizer_info() -> Response:
+        tokens = {name: text or None for name, text in served.model.template_tokens.items()}
+        return JSONResponse({**tokens, "chat_template": served.model.chat_template or None})
 
     async def absent(request: Request) -> Response:
         what = ABSENT[request.url.path.split("/")[2]]

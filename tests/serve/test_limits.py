@@ -37,7 +37,7 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("text", {**TEXT, "stop": [""]}, "stop", "at least 1 character"),
     ("text", {**TEXT, "n": 0}, "n", "greater than or equal to 1"),
     ("text", {**TEXT, "n": 100}, "n", "takes at most 68"),
-    ("text", {**TEXT, "echo": True}, "echo", "'echo' is not supported"),
+    ("chat", {**CHAT, "echo": True}, "echo", "'echo' is not supported"),
     ("text", {**TEXT, "best_of": 2}, "best_of", "'best_of' is not supported"),
     ("text", {**TEXT, "tepid": 1}, "tepid", "'tepid' is not supported"),
     ("text", {**TEXT, "stream_options": {}}, "stream_options", "stream: true"),
