@@ -1,6 +1,6 @@
 """The routes of the server, and its run until a signal ends it.
 
-OpenAI's completions and models, /tokenize, /detokenize, /health and /metrics.
+OpenAI's completions, responses and models, /tokenize, /detokenize, /health and /metrics.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -46,6 +47,7 @@ from .bodies import (
 )
 from .fetch import fetch_images
 from .generator import Generator, Metrics
+from .responses import ResponsesReply, chat_body
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
 ABSENT = {
@@ -53,7 +55,7 @@ ABSENT = {
     "images": "images",
     "audio": "audio",
     "moderations": "moderations",
-    "responses": "the Responses API; use /v1/chat/completions",
+    "responses": "stored responses; send the whole conversation as input",
     "files": "files",
     "batches": "batches",
     "fine_tuning": "fine-tuning",
@@ -147,12 +149,13 @@ def build_app(
         served.check_name(name)
         return JSONResponse(_describe(served))
 
-    async def answer(request: Request, kind: type[Body]) -> Response:
-        body = parse(kind, await _read_json(request))
+    async def answer(
+        request: Request, body: Body, new_reply: Callable[[Served, Any], Reply] = Reply
+    ) -> Response:
         if isinstance(body, ChatBody) and served.image_urls and served.vision:
             with refused("messages"):
                 await fetch_images(body.messages)
-        reply = await run_in_threadpool(Reply, served, body)
+        reply = await run_in_threadpool(new_reply, served, body)
         reply.start(generator)
         if log.isEnabledFor(logging.DEBUG):
             asked = body.model_dump(exclude={"prompt", "messages"}, exclude_unset=True)
@@ -163,11 +166,16 @@ def build_app(
 
     @app.post("/v1/completions", dependencies=closed)
     async def completions(request: Request) -> Response:
-        return await answer(request, CompletionBody)
+        return await answer(request, parse(CompletionBody, await _read_json(request)))
 
     @app.post("/v1/chat/completions", dependencies=closed)
     async def chat_completions(request: Request) -> Response:
-        return await answer(request, ChatBody)
+        return await answer(request, parse(ChatBody, await _read_json(request)))
+
+    @app.post("/v1/responses", dependencies=closed)
+    async def responses(request: Request) -> Response:
+        asked = await _read_json(request)
+        return await answer(request, chat_body(asked), partial(ResponsesReply, asked=asked))
 
     @app.post("/tokenize", dependencies=closed)
     async def tokenize_text(request: Request) -> Response:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +19,43 @@ from ..regression.support import last_logits
 from .conftest import NAME, Running
 
 TEXT = 'import os\n\nprint("naïve", os.path.join("a", "b"))'
+
+
+#: Tasks of lm-eval that bring their documents along: which text goes on best, and a last word.
+TASKS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "choice": (
+        {
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{text}}",
+            "doc_to_choice": "choices",
+            "doc_to_target": "answer",
+        },
+        [
+            {
+                "text": "for name in os.listdir(path):\n    ",
+                "choices": ["))((", "print(name)"],
+                "answer": 1,
+            },
+            {
+                "text": "def add(a, b):\n    return",
+                "choices": [" a + b", " purple"],
+                "answer": 1,
+            },
+        ],
+    ),
+    "word": (
+        {
+            "output_type": "loglikelihood",
+            "doc_to_text": "{{text}}",
+            "doc_to_target": "{{word}}",
+            "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
+        },
+        [
+            {"text": "import json\n\ndata = json.load", "word": "(file)"},
+            {"text": "for i in", "word": " range"},
+        ],
+    ),
+}
 
 
 def log_softmax(logits: Any) -> Any:
@@ -30,11 +72,11 @@ def score(server: Running, prompt: object, **options: Any) -> Any:
 
 
 def test_the_prompts_tokens_are_scored(shared: Running, demo: Model) -> None:
-    """Each has the log probability that the text before it gives it; twice, so that nothing of the
-    prompt is taken from the cache."""
+    """Each has the log probability that the text before it gives it, also those in the cache."""
     tokens = demo.tokenize(TEXT)
     assert len(tokens) > 16, "more than one part"
     for prompt in (TEXT, tokens):
+        shared.complete(tokens[:12], max_tokens=1)
         (choice,) = score(shared, prompt, logprobs=2)
         found = choice["logprobs"]
         assert choice["text"].startswith(TEXT) and len(choice["text"]) > len(TEXT)
@@ -94,3 +136,42 @@ def test_what_the_tokenizer_is(shared: Running, demo: Model) -> None:
     assert info["chat_template"] == demo.chat_template
     got = shared.post("/tokenize", {"prompt": TEXT, "add_special_tokens": False}).json()
     assert got["tokens"] == demo.tokenize(TEXT, add_special=False)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("lm_eval"), reason="lm-eval[api] is not installed")
+def test_lm_eval_runs_its_tasks(shared: Running, demo: Model, tmp_path: Path) -> None:
+    """Its results are those of the log probabilities that the model itself gives."""
+
+    def likelihood(text: str, target: str) -> tuple[float, bool]:
+        before, tokens = len(demo.tokenize(text)), demo.tokenize(text + target)
+        rows = [log_softmax(last_logits(demo, tokens[:i])) for i in range(before, len(tokens))]
+        pairs = list(zip(rows, tokens[before:], strict=True))
+        best = all(row.argmax() == token for row, token in pairs)
+        return float(sum(row[token] for row, token in pairs)), best
+
+    for name, (task, documents) in TASKS.items():
+        data = tmp_path / f"{name}.jsonl"
+        data.write_text("\n".join(map(json.dumps, documents)))
+        files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}}
+        usual = {"task": name, "test_split": "test", "target_delimiter": "", **files}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({**usual, **task}))
+    server = f"base_url={shared.url}/v1/completions,model={NAME},num_concurrent=2"
+    command = ["lm_eval", "run", "--model", "local-completions", "--model_args", server]
+    options = ["--tasks", ",".join(TASKS), "--include_path", tmp_path, "--output_path", tmp_path]
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
+    env = {**os.environ, **offline, "HF_HOME": str(tmp_path)}
+    done = subprocess.run([*command, *options], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.rglob("results*.json")
+    found = json.loads(path.read_text())["results"]
+    choices, words = (documents for _, documents in TASKS.values())
+    right = [
+        np.argmax([likelihood(one["text"], text)[0] for text in one["choices"]]) == one["answer"]
+        for one in choices
+    ]
+    assert found["choice"]["acc,none"] == np.mean(right) == 0.5, "one of them is wrong on purpose"
+    scores = [likelihood(one["text"], one["word"]) for one in words]
+    perplexity = np.exp(-np.mean([logprob for logprob, _ in scores]))
+    assert found["word"]["perplexity,none"] == pytest.approx(perplexity, rel=0.05)
+    assert found["word"]["acc,none"] == np.mean([best for _, best in scores])
