@@ -1,6 +1,7 @@
 """The routes of the server, and its run until a signal ends it.
 
-OpenAI's completions, responses and models, /tokenize, /detokenize, /health and /metrics.
+OpenAI's completions, responses and models, a page to chat with, /tokenize, /detokenize, /health and
+/metrics.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,7 +30,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from pyllama_mtp.errors import UsageError
@@ -60,6 +62,12 @@ ABSENT = {
     "batches": "batches",
     "fine_tuning": "fine-tuning",
 }
+#: The page to chat with, which may reach this server only.
+PAGE = Path(__file__).with_name("page.html")
+PAGE_POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'"
+)
 #: nginx's status for a request whose client went away.
 GONE = 499
 #: Most bytes in the body of a request: some million tokens, or an image of 30 MB in base64.
@@ -127,6 +135,11 @@ def build_app(
         )
     _add_error_handlers(app, generator)
     figures, closed = Metrics(generator).registry, [Depends(authorized)]
+
+    @app.get("/")
+    async def page() -> Response:
+        policy = {"Content-Security-Policy": PAGE_POLICY}
+        return FileResponse(PAGE, media_type="text/html", headers=policy)
 
     @app.get("/health")
     async def health() -> Response:
