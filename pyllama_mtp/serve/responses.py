@@ -198,19 +198,17 @@ class ResponsesReply(Reply):
         self._items: list[dict[str, Any]] = []
         self._open: tuple[str, int] | None = None  # the item that grows
         self._status = "in_progress"
-        self._repeated = {
-            name: asked.get(name, usual) if asked.get(name) is not None else usual
-            for name, usual in REPEATED.items()
-        }
+        given = {name: asked[name] for name in REPEATED if asked.get(name) is not None}
+        self._repeated = REPEATED | given
 
-    def _response(self, status: str, error: ApiError | None = None) -> dict[str, Any]:
+    def _response(self, error: ApiError | None = None) -> dict[str, Any]:
         """The response as it is now."""
         found: dict[str, Any] = {
             "id": self.name,
             "object": "response",
             "created_at": self._head["created"],
             "model": self._head["model"],
-            "status": status,
+            "status": self._status,
             "error": {"code": "server_error", "message": error.message} if error else None,
             "incomplete_details": None,
             "output": self._items,
@@ -220,11 +218,11 @@ class ResponsesReply(Reply):
             "usage": None,
             **self._repeated,
         }
-        if status == "incomplete":
+        if self._status == "incomplete":
             found["incomplete_details"] = {"reason": "max_output_tokens"}
-        if status in ("completed", "incomplete"):
+        if self._status in ("completed", "incomplete"):
             figures = self._figures()
-            counts = figures["usage"]
+            counts = figures.pop("usage")
             thought = counts["completion_tokens_details"]["reasoning_tokens"]
             found["usage"] = {
                 "input_tokens": counts["prompt_tokens"],
@@ -233,7 +231,7 @@ class ResponsesReply(Reply):
                 "output_tokens_details": {"reasoning_tokens": thought},
                 "total_tokens": counts["total_tokens"],
             }
-            found |= {key: value for key, value in figures.items() if key != "usage"}
+            found |= figures
         return found
 
     def whole(self) -> dict[str, Any]:
@@ -241,7 +239,7 @@ class ResponsesReply(Reply):
         (choice,) = (choice.whole() for choice in self._choices)
         deque(self._grow(choice["message"], choice["logprobs"]), 0)
         deque(self._end(choice["finish_reason"]), 0)
-        return self._response(self._status)
+        return self._response()
 
     def _end(self, finish_reason: str) -> Iterator[bytes]:
         """Close the last item; an answer without text has an empty one."""
@@ -252,8 +250,8 @@ class ResponsesReply(Reply):
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The events of a stream."""
-        yield self._event("created", response=self._response(self._status))
-        yield self._event(self._status, response=self._response(self._status))
+        yield self._event("created", response=self._response())
+        yield self._event(self._status, response=self._response())
         try:
             async for choice, news in self.news():
                 if not isinstance(news, Progress) or not (part := choice.part(news)):
@@ -264,10 +262,11 @@ class ResponsesReply(Reply):
                     for event in self._end(reason):
                         yield event
             self.log(200)
-            yield self._event(self._status, response=self._response(self._status))
+            yield self._event(self._status, response=self._response())
         except ApiError as error:
             self.log(error.status, error.message)
-            yield self._event("failed", response=self._response("failed", error))
+            self._status = "failed"
+            yield self._event(self._status, response=self._response(error))
 
     def _event(self, kind: str, **content: Any) -> bytes:
         kind, number = f"response.{kind}", self._n_events
