@@ -84,6 +84,7 @@ class Answer:
         n_logprobs: keep the log probability of each token, and of so many best tokens; None: keep
             none.
         logprobs: one for each token, if they are kept.
+        prompt_logprobs: those of the prompt's tokens from the second on; None: not kept.
         ended: "eos" or "stop" once the text has ended.
     """
 
@@ -106,6 +107,7 @@ class Answer:
         self.telemetry = telemetry
         self.n_logprobs = n_logprobs
         self.logprobs: list[TopLogprobs] = []
+        self.prompt_logprobs: list[TopLogprobs] | None = None
         self.ended: str | None = None
         self._model, self._ignore_eos, self._stream = model, ignore_eos, TextStream(stop)
         self._splitter, self._calls = splitter, calls

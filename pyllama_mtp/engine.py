@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .answer import top_logprobs
 from .checkpoints import Checkpoint, Checkpoints, boundaries
 from .drafting.choice import Drafting
 from .drafting.drafter import Drafter
@@ -316,6 +317,8 @@ class Engine:
         prompt, telemetry = request.prompt, request.answer.telemetry
         telemetry.synthetic_acceptance = self.settings.synthetic_acceptance
         shared, start, checkpoint = self._plan(sequence, prompt, request.limits.draft)
+        if request.answer.prompt_logprobs is not None:  # no row of the prompt may be missing
+            shared, start, checkpoint = 0, 0, None
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         telemetry.n_left = len(prompt) - start
         sequence.checkpoints.drop_above(shared)
@@ -352,12 +355,19 @@ class Engine:
             return None
         cuts = self._cuts(sequence, start, len(prompt))
         end = min(cuts[0], placed.start) if placed else cuts[0]
+        scored = sequence.request.answer.prompt_logprobs
+        if scored is not None:
+            end = min(end, start + target.options.n_outputs_max)
         chunk = np.array(prompt[start:end], dtype=np.int32)
         outputs = np.zeros(len(chunk), dtype=np.int8)
         outputs[-1] = end == len(prompt)
-        if self.settings.prompt_rows == "all":
+        if self.settings.prompt_rows == "all" or scored is not None:
             outputs[:] = 1
         target.decode(chunk, sequence.position(start), outputs, seq=sequence.id)
+        if scored is not None:  # row i says what follows the part's first i + 1 tokens
+            n_best = sequence.request.answer.n_logprobs or 0
+            for row, token in enumerate(prompt[start + 1 : end + 1]):
+                scored.append(top_logprobs(target.logits(row), token, n_best))
         sequence.batch, sequence.entry = chunk, 0
         if sequence.drafting and self.head.contexts:
             began = time.perf_counter()

@@ -88,6 +88,8 @@ class Options:
         split: tell thought from answer; `in_thought`: the prompt ends within a thought, however it
             ends.
         tools: tell calls of these from text.
+        prompt_logprobs: keep log probabilities of the prompt's tokens, too, which is then processed
+            as a whole, in parts of as many tokens as rounds have rows.
     """
 
     stop: Iterable[str] | None = ()
@@ -98,6 +100,7 @@ class Options:
     split: bool = False
     in_thought: bool = False
     tools: Tools | None = None
+    prompt_logprobs: bool = False
 
     def check(self, model: Model) -> Options:
         """The options in the form that is used. Raises UsageError for a bad value."""
@@ -167,5 +170,6 @@ def make_request(
     calls = o.tools.reader(call_form(model.chat_template)) if o.tools else None
     stop = [*(o.stop or ())]
     answer = kind(model, limits.ignore_eos, stop, telemetry, o.logprobs, splitter, calls)
+    answer.prompt_logprobs = [] if o.prompt_logprobs else None
     sampler = Sampler(model, sampling, text, telemetry.near_ties)
     return Request(images.entries, sampler, limits, answer, o.on_progress, images.images)

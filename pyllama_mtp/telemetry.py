@@ -58,6 +58,8 @@ class Telemetry:
         drafted: drafts of the head offered to verification, per position 1..n.
         accepted: drafts accepted, per position; all drafts before them were accepted too.
         looked_up: drafts from earlier in the text: {"rounds": of `rounds`, "drafted", "accepted"}.
+        held: rounds with drafts of the head or from earlier in the text, by how many of them were
+            accepted, from 0 on.
         forced: tokens that the grammar left no choice for, verified without a draft of the head.
         draft_vocab: of a draft vocabulary that follows the text: {"tokens": chosen in rounds,
             "outside": not in the vocabulary, "replaced": rows, "seconds": for replacing}.
@@ -89,6 +91,7 @@ class Telemetry:
     looked_up: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("rounds", "drafted", "accepted"), 0)
     )
+    held: list[int] = field(default_factory=list)
     forced: int = 0
     draft_vocab: dict[str, float] = field(
         default_factory=lambda: {"tokens": 0, "outside": 0, "replaced": 0, "seconds": 0.0}
@@ -119,6 +122,9 @@ class Telemetry:
         if forced:
             self.forced += n_accepted
             return
+        if n_drafted:
+            self.held.extend([0] * (n_drafted + 1 - len(self.held)))
+            self.held[n_accepted] += 1
         if looked_up:
             for name, n in (("rounds", 1), ("drafted", n_drafted), ("accepted", n_accepted)):
                 self.looked_up[name] += n

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -352,3 +353,36 @@ def llama_cpp_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             elif path.startswith("vendor/"):
                 break  # the rest of the archive is llama.cpp: 75 MB
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless Chromium, driven by its chromedriver, whose console is kept.
+
+    Where there is none, tests are skipped; with PYLLAMA_MTP_REQUIRE_BROWSER set they fail instead.
+    """
+    program = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+    driver = shutil.which("chromedriver")
+    if not (program and driver):
+        missing = "Chromium" if driver else "chromedriver"
+        reason = f"{missing} is not installed (Debian: apt-get install chromium chromium-driver)"
+        if os.environ.get("PYLLAMA_MTP_REQUIRE_BROWSER"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    if os.environ.get("PYLLAMA_MTP_REQUIRE_BROWSER"):
+        import selenium.webdriver as webdriver
+    else:
+        webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    chrome.set_page_load_timeout(120)
+    chrome.set_script_timeout(120)
+    yield chrome
+    chrome.quit()

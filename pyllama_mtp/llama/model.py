@@ -435,9 +435,13 @@ class Model(Owned, OfThisProcess):
         template = self.chat_template
         if not template:
             raise UsageError(f"{self.path} has no chat template; give the prompt as plain text")
+        return chat.render(template, messages, **{**self.template_tokens, **variables})
+
+    @cached_property
+    def template_tokens(self) -> dict[str, str]:
+        """Texts of the tokens that begin and end texts, as templates name them; "": none."""
         bos = self._lib.llama_vocab_bos(self._vocab)
-        tokens = {
+        return {
             "bos_token": self.detokenize([bos], special=True) if bos >= 0 else "",
             "eos_token": self.detokenize([self.eos], special=True) if self.eos >= 0 else "",
         }
-        return chat.render(template, messages, **{**tokens, **variables})

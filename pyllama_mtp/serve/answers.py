@@ -6,6 +6,7 @@ import asyncio
 import codecs
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -25,6 +26,7 @@ from pyllama_mtp.llama.model import Model
 from pyllama_mtp.llama.vision import ImagePrompt, Vision
 from pyllama_mtp.request import Limits, Options, Request, make_request, tokens_of
 from pyllama_mtp.scheduler import Progress
+from pyllama_mtp.telemetry import Telemetry
 
 from .bodies import ApiError, Body, ChatBody, CompletionBody, TokenizeBody, bad_request
 from .generator import Generator, Job, News
@@ -46,9 +48,10 @@ LEAST_LOGPROB = -9999.0
 Entry: TypeAlias = tuple[TopLogprobs, int]
 
 
-def sse(data: str) -> bytes:
-    """One server-sent event."""
-    return f"data: {data}\n\n".encode()
+def sse(data: str, event: str = "") -> bytes:
+    """One server-sent event, with a name if it has one."""
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {data}\n\n".encode()
 
 
 DONE = sse("[DONE]")
@@ -82,6 +85,28 @@ def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:
             "rejected_prediction_tokens": drafted - accepted,
             "reasoning_tokens": n_reasoning,
         },
+    }
+
+
+def speculation(telemetry: Telemetry, depth: int) -> dict[str, Any]:
+    """What became of an answer's drafts, as vLLM's `metrics.speculative_decoding`, which AIPerf
+    reads (https://github.com/vllm-project/vllm/pull/48915). Steps are rounds that had drafts of the
+    head or of n-grams.
+
+    Args:
+        depth: most drafts of a round.
+    """
+    held = telemetry.held + [0] * (depth + 1 - len(telemetry.held))
+    n_steps, accepted = sum(held), sum(n * count for n, count in enumerate(held))
+    drafted = sum(telemetry.drafted) + telemetry.looked_up["drafted"]
+    return {
+        "mean_acceptance_length": 1 + accepted / n_steps if n_steps else 1.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": held,
+        "num_spec_steps": n_steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": depth,
     }
 
 
@@ -163,7 +188,8 @@ def make_choices(served: Served, body: Body) -> list[Choice]:
                 if body.seed is not None:
                     sampling = replace(sampling, seed=(body.seed + number) % SEEDS)
                 request = make_request(served.model, tokens, limits, sampling, wanted)
-                choices.append(Choice(served.model, body, len(choices), request))
+                echo = _echo(served.model, body, len(choices) // body.n)
+                choices.append(Choice(served.model, body, len(choices), request, echo))
     return choices
 
 
@@ -204,6 +230,14 @@ def _prompts(
     assert isinstance(body, CompletionBody)
     with refused("prompt"):
         return [tokens_of(served.model, prompt) for prompt in body.prompts]
+
+
+def _echo(model: Model, body: Body, number: int) -> str:
+    """The text of a prompt, if it is to come before the answer."""
+    if not (isinstance(body, CompletionBody) and body.echo):
+        return ""
+    prompt = body.prompts[number]
+    return prompt if isinstance(prompt, str) else model.detokenize(prompt, special=True)
 
 
 def _tools(body: Body) -> Tools | None:
@@ -270,8 +304,8 @@ def _answer_options(body: Body, tools: Tools | None) -> Options:
     """What is told of the answers."""
     assert isinstance(body, ChatBody | CompletionBody)
     options = Options(stop=body.stop, logprobs=body.n_logprobs)
-    if not isinstance(body, ChatBody):
-        return options
+    if isinstance(body, CompletionBody):
+        return replace(options, prompt_logprobs=body.echo and body.logprobs is not None)
     said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
     in_thought = said.rfind(OPEN) > said.rfind(CLOSE)
     return replace(options, split=True, in_thought=in_thought, tools=tools)
@@ -281,13 +315,16 @@ def _answer_options(body: Body, tools: Tools | None) -> Options:
 
 
 class Choice(Job):
-    """One choice of an answer, and its form in the API."""
+    """One choice of an answer, and its form in the API; `echo`: text that comes before it."""
 
-    def __init__(self, model: Model, body: Body, index: int, request: Request) -> None:
+    def __init__(
+        self, model: Model, body: Body, index: int, request: Request, echo: str = ""
+    ) -> None:
         super().__init__(request, tells_progress=body.stream and body.return_progress)
         self._model, self._index, self._chat = model, index, isinstance(body, ChatBody)
         keeps = request.answer.n_logprobs is not None
-        self._logprobs = _LogprobStream(model) if keeps else None
+        self._logprobs = _LogprobStream(model, len(echo)) if keeps else None
+        self._echo, self._scored = echo, False  # log probabilities of the prompt were sent
         self._begun = False  # a part was sent
 
     def _choice(
@@ -297,16 +334,33 @@ class Choice(Job):
         logprobs = None
         if self._logprobs:
             make = _for_chat if self._chat else _for_completion
-            logprobs = make(self._model, self._logprobs.release(n_taken))
+            entries = self._logprobs.release(n_taken)
+            if self.request.answer.prompt_logprobs is not None:
+                entries = self._with_prompt(entries, finish_reason)
+            logprobs = make(self._model, entries)
         reason = FINISH_REASONS[finish_reason] if finish_reason else None
         if reason == "stop" and self.request.answer.tool_calls:
             reason = "tool_calls"
         return {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
 
+    def _with_prompt(self, entries: list[Entry], finish_reason: str | None) -> list[Entry]:
+        """Entries of the prompt's tokens before the answer's first, and that of an end token, which
+        has no text: clients that score prompts count tokens (lm-eval)."""
+        assert self._logprobs
+        answer = self.request.answer
+        if answer.tokens and not self._scored:
+            told, self._scored = _LogprobStream(self._model, special=True), True
+            unknown = TopLogprobs(self.request.prompt[0], math.nan, [])
+            told.feed([unknown, *(answer.prompt_logprobs or ())])
+            entries = told.release(math.inf) + entries
+        if finish_reason in ("eos", "length"):
+            entries = entries + self._logprobs.release(math.inf)
+        return entries
+
     def whole(self) -> dict[str, Any]:
         """The choice of a complete answer."""
         answer = self.request.answer
-        content: dict[str, Any] = {"text": answer.text}
+        content: dict[str, Any] = {"text": self._echo + answer.text}
         if self._chat:
             message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
             calls = [call.to_message() for call in answer.tool_calls]
@@ -329,7 +383,7 @@ class Choice(Job):
             "".join(piece for piece in step.pieces if piece.thought is which)
             for which in (False, True)
         )
-        content: dict[str, Any] = {"text": text}
+        content: dict[str, Any] = {"text": text if begun else self._echo + text}
         if self._chat:
             delta: dict[str, Any] = {} if begun else {"role": "assistant", "content": ""}
             if text:
@@ -411,8 +465,19 @@ class Reply:
 
     def whole(self) -> dict[str, Any]:
         """The complete answer."""
-        choices = [choice.whole() for choice in self._choices]
-        return {**self._head, "choices": choices, "usage": usage(self._choices, self._body.n)}
+        return {
+            **self._head,
+            "choices": [choice.whole() for choice in self._choices],
+            **self._figures(),
+        }
+
+    def _figures(self) -> dict[str, Any]:
+        """The usage, and what became of the drafts of a lone choice."""
+        found: dict[str, Any] = {"usage": usage(self._choices, self._body.n)}
+        if self._generator.depth and len(self._choices) == 1:
+            telemetry, depth = self._choices[0].request.answer.telemetry, self._generator.depth
+            found["metrics"] = {"speculative_decoding": speculation(telemetry, depth)}
+        return found
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """A stream; an error is its last chunk."""
@@ -425,8 +490,7 @@ class Reply:
                     yield self._chunk({"choices": [part]})
             self.log(200)
             if self._body.include_usage:
-                counts = usage(self._choices, self._body.n)
-                yield sse(to_json({**self._head, "choices": [], "usage": counts}))
+                yield sse(to_json({**self._head, "choices": [], **self._figures()}))
         except ApiError as error:
             self.log(error.status, error.message)
             yield sse(to_json(error.body()))
@@ -434,6 +498,8 @@ class Reply:
 
     def _chunk(self, content: dict[str, Any]) -> bytes:
         counts: dict[str, Any] = {"usage": None} if self._body.include_usage else {}
+        if self._body.usage_so_far:
+            counts["usage"] = usage(self._choices, self._body.n)
         return sse(to_json({**self._head, **content, **counts}))
 
 
@@ -443,21 +509,23 @@ class Reply:
 class _LogprobStream:
     """Holds entries back until their text is emitted; entries without text are dropped."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, length: int = 0, special: bool = False) -> None:
+        """`length`: characters before the text; `special`: control tokens have text, too."""
+        self._model, self._special = model, special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._length = 0
+        self._length = self._start = length
         self._held: list[Entry] = []
 
     def feed(self, found: Sequence[TopLogprobs]) -> None:
         """Add those of the next tokens."""
         for one in found:
             self._held.append((one, self._length))
-            self._length += len(self._decoder.decode(self._model.piece(one.token)))
+            piece = self._model.piece(one.token, special=self._special)
+            self._length += len(self._decoder.decode(piece))
 
-    def release(self, n_emitted: int) -> list[Entry]:
+    def release(self, n_emitted: float) -> list[Entry]:
         """The entries whose text begins within the first `n_emitted` characters of the answer."""
-        ready = [entry for entry in self._held if entry[1] < n_emitted]
+        ready = [entry for entry in self._held if entry[1] < self._start + n_emitted]
         self._held = self._held[len(ready) :]
         return ready
 
@@ -489,11 +557,14 @@ def _for_completion(model: Model, entries: Sequence[Entry]) -> dict[str, Any]:
     def text(token: int) -> str:
         return model.piece(token, special=True).decode("utf-8", "replace")
 
+    def known(found: TopLogprobs, value: Any) -> Any:
+        return None if math.isnan(found.logprob) else value  # of a prompt's first token
+
     return {
         "tokens": [text(found.token) for found, _ in entries],
-        "token_logprobs": [max(found.logprob, LEAST_LOGPROB) for found, _ in entries],
+        "token_logprobs": [known(found, max(found.logprob, LEAST_LOGPROB)) for found, _ in entries],
         "top_logprobs": [
-            {text(token): max(logprob, LEAST_LOGPROB) for token, logprob in found.top}
+            known(found, {text(token): max(logprob, LEAST_LOGPROB) for token, logprob in found.top})
             for found, _ in entries
         ],
         "text_offset": [offset for _, offset in entries],

@@ -1,6 +1,7 @@
 """The routes of the server, and its run until a signal ends it.
 
-OpenAI's completions and models, /tokenize, /detokenize, /health and /metrics.
+OpenAI's completions, responses and models, a page to chat with, /tokenize, /detokenize, /health and
+/metrics.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,7 +30,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from pyllama_mtp.errors import UsageError
@@ -46,18 +49,25 @@ from .bodies import (
 )
 from .fetch import fetch_images
 from .generator import Generator, Metrics
+from .responses import ResponsesReply, chat_body
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
 ABSENT = {
-    "embeddings": "embeddings",
+    "embeddings": "embeddings: its model generates text; use a server of an embedding model",
     "images": "images",
     "audio": "audio",
     "moderations": "moderations",
-    "responses": "the Responses API; use /v1/chat/completions",
+    "responses": "stored responses; send the whole conversation as input",
     "files": "files",
     "batches": "batches",
     "fine_tuning": "fine-tuning",
 }
+#: The page to chat with, which may reach this server only.
+PAGE = Path(__file__).with_name("page.html")
+PAGE_POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'"
+)
 #: nginx's status for a request whose client went away.
 GONE = 499
 #: Most bytes in the body of a request: some million tokens, or an image of 30 MB in base64.
@@ -126,6 +136,11 @@ def build_app(
     _add_error_handlers(app, generator)
     figures, closed = Metrics(generator).registry, [Depends(authorized)]
 
+    @app.get("/")
+    async def page() -> Response:
+        policy = {"Content-Security-Policy": PAGE_POLICY}
+        return FileResponse(PAGE, media_type="text/html", headers=policy)
+
     @app.get("/health")
     async def health() -> Response:
         if generator.broken or not generator.is_alive():
@@ -147,12 +162,13 @@ def build_app(
         served.check_name(name)
         return JSONResponse(_describe(served))
 
-    async def answer(request: Request, kind: type[Body]) -> Response:
-        body = parse(kind, await _read_json(request))
+    async def answer(
+        request: Request, body: Body, new_reply: Callable[[Served, Any], Reply] = Reply
+    ) -> Response:
         if isinstance(body, ChatBody) and served.image_urls and served.vision:
             with refused("messages"):
                 await fetch_images(body.messages)
-        reply = await run_in_threadpool(Reply, served, body)
+        reply = await run_in_threadpool(new_reply, served, body)
         reply.start(generator)
         if log.isEnabledFor(logging.DEBUG):
             asked = body.model_dump(exclude={"prompt", "messages"}, exclude_unset=True)
@@ -163,11 +179,16 @@ def build_app(
 
     @app.post("/v1/completions", dependencies=closed)
     async def completions(request: Request) -> Response:
-        return await answer(request, CompletionBody)
+        return await answer(request, parse(CompletionBody, await _read_json(request)))
 
     @app.post("/v1/chat/completions", dependencies=closed)
     async def chat_completions(request: Request) -> Response:
-        return await answer(request, ChatBody)
+        return await answer(request, parse(ChatBody, await _read_json(request)))
+
+    @app.post("/v1/responses", dependencies=closed)
+    async def responses(request: Request) -> Response:
+        asked = await _read_json(request)
+        return await answer(request, chat_body(asked), partial(ResponsesReply, asked=asked))
 
     @app.post("/tokenize", dependencies=closed)
     async def tokenize_text(request: Request) -> Response:
@@ -185,6 +206,11 @@ def build_app(
         with refused("tokens"):
             text = served.model.detokenize(body.tokens, special=True)
         return JSONResponse({"content": text, "prompt": text})
+
+    @app.get("/tokenizer_info", dependencies=closed)
+    async def tokenizer_info() -> Response:
+        tokens = {name: text or None for name, text in served.model.template_tokens.items()}
+        return JSONResponse({**tokens, "chat_template": served.model.chat_template or None})
 
     async def absent(request: Request) -> Response:
         what = ABSENT[request.url.path.split("/")[2]]

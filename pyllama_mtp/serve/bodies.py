@@ -84,6 +84,15 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def unsupported(name: str) -> ApiError:
+    """400: the parameter is one that the server does not know."""
+    return bad_request(
+        f"the parameter {name!r} is not supported by this server; leave it out",
+        name,
+        "unsupported_parameter",
+    )
+
+
 def shutting_down() -> ApiError:
     """503: the server is ending."""
     why = "the server is shutting down; try again later"
@@ -111,9 +120,10 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """Options of a stream."""
+    """Options of a stream; with vLLM's `continuous_usage_stats`, chunks have the usage so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class JsonSchema(Strict):
@@ -222,11 +232,17 @@ class Body(SamplingBody):
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def usage_so_far(self) -> bool:
+        """Whether all chunks of a stream have the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
 
 class CompletionBody(Body):
     """Parameters of /v1/completions."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
@@ -346,7 +362,9 @@ class TokenizeBody(Strict):
     model: str | None = None
     content: Annotated[str | None, Field(validation_alias=AliasChoices("content", "prompt"))] = None
     messages: list[Message] | None = None
-    add_special: bool = False
+    add_special: Annotated[
+        bool, Field(validation_alias=AliasChoices("add_special", "add_special_tokens"))
+    ] = False
     parse_special: bool = True
 
 
@@ -370,12 +388,8 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
         raise bad_request("the body must be a JSON object")
     given = {key: value for key, value in data.items() if value is not None and key not in ABOUT}
     for name, neutral in UNSUPPORTED.items():
-        if name in given and given.pop(name) not in neutral:
-            raise bad_request(
-                f"the parameter {name!r} is not supported by this server; leave it out",
-                name,
-                "unsupported_parameter",
-            )
+        if name in given and name not in kind.model_fields and given.pop(name) not in neutral:
+            raise unsupported(name)
     if isinstance(given.get("messages"), list):
         given["messages"] = [_without_nothing(message) for message in given["messages"]]
         _refuse_media(given["messages"])
@@ -434,12 +448,7 @@ def _explained(error: ValidationError) -> ApiError:
     name = words[0] if words else None
     where = ".".join(words) if name == "messages" else name
     if first["type"] == "extra_forbidden":
-        where = ".".join(words)
-        return bad_request(
-            f"the parameter {where!r} is not supported by this server; leave it out",
-            where,
-            "unsupported_parameter",
-        )
+        return unsupported(".".join(words))
     if first["type"] == "missing":
         return bad_request(f"the parameter {where!r} is required", where, "missing_parameter")
     said = first["msg"].removeprefix("Value error, ")

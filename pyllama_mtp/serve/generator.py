@@ -61,6 +61,7 @@ class Generator(threading.Thread):
         total: telemetry of all requests.
         outcomes: numbers of ended requests, by "stop", "length", "cancelled", "error" and others.
         n_ctx: most tokens of each sequence.
+        depth: most drafts of a round; 0: none are made.
         broken: why nothing can be generated any more, or None.
     """
 
@@ -77,7 +78,7 @@ class Generator(threading.Thread):
         resolved = resolve(settings, model, n_sequences)
         self._new_engine = partial(open_engine, model, resolved, chats=True)
         self._engine = self._new_engine()
-        self.n_ctx = self._engine.n_ctx
+        self.n_ctx, self.depth = self._engine.n_ctx, resolved.depth
         self.total = BatchTelemetry(synthetic_acceptance=settings.synthetic_acceptance)
         self.outcomes = Counter(stop=0, length=0, cancelled=0, error=0)
         self.broken: str | None = None

@@ -1,13 +1,7 @@
-"""The report's page in a real browser: headless Chromium, driven by its chromedriver.
-
-Where there is none, the tests are skipped; with PYLLAMA_MTP_REQUIRE_BROWSER set they fail instead.
-"""
+"""The report's page in a real browser."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +14,6 @@ from ..marks import usual
 from ..processes import Program
 from .conftest import MEASURED, make_matrix
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PHONE, WIDE = 360, 1600
 
 #: What of each picture is there to be seen: its pixels are counted by colour, on a canvas.
@@ -44,34 +37,6 @@ return Promise.all([...document.querySelectorAll('img')].map(async img => {
           right: box.right, alt: img.alt, source: img.currentSrc, colors: kept};
 }));
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A headless Chromium whose console is kept."""
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    driver = shutil.which("chromedriver")
-    if not (program and driver):
-        missing = "Chromium" if driver else "chromedriver"
-        reason = f"{missing} is not installed (Debian: apt-get install chromium chromium-driver)"
-        if os.environ.get("PYLLAMA_MTP_REQUIRE_BROWSER"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    if os.environ.get("PYLLAMA_MTP_REQUIRE_BROWSER"):
-        import selenium.webdriver as webdriver
-    else:
-        webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    chrome.set_page_load_timeout(120)
-    chrome.set_script_timeout(120)
-    yield chrome
-    chrome.quit()
 
 
 def show(browser: Any, index: Path, width: int, scheme: str = "light") -> None:

@@ -50,6 +50,39 @@ def test_usage_has_drafts(shared: Running) -> None:
     assert got.usage.completion_tokens == 1 + n_rounds + details.accepted_prediction_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_became_of_the_drafts(shared: Running, stream: bool) -> None:
+    """vLLM's form; what AIPerf checks of it holds (its SpecDecodeAcceptanceRecord)."""
+    total = shared.generator.total
+    before = total.rounds, sum(total.drafted), sum(total.accepted)
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    got = shared.complete(PROMPT, max_tokens=60, stream=stream, **options)
+    chunks = [chunk.to_dict() for chunk in got] if stream else [got.to_dict()]
+    assert [("metrics" in chunk) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    found = chunks[-1]["metrics"]["speculative_decoding"]
+    held, n_steps = found["acceptance_histogram"], found["num_spec_steps"]
+    accepted, drafted = found["num_accepted_draft_tokens"], found["num_draft_tokens"]
+    after = total.rounds, sum(total.drafted), sum(total.accepted)
+    n_rounds, *counts = (new - old for new, old in zip(after, before, strict=True))
+    assert [drafted, accepted] == counts and drafted > accepted > 0
+    assert 0 < n_steps <= n_rounds and sum(held) == n_steps
+    assert len(held) == found["num_spec_tokens"] + 1 == 4
+    assert sum(n * count for n, count in enumerate(held)) == accepted
+    assert found["mean_acceptance_length"] == pytest.approx(1 + accepted / n_steps)
+    assert found["draft_acceptance_rate"] == pytest.approx(accepted / drafted)
+
+
+def test_several_answers_have_no_such_figures(shared: Running) -> None:
+    assert "metrics" not in shared.complete(PROMPT, max_tokens=4, n=2).to_dict()
+
+
+def test_usage_so_far(shared: Running) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    got = shared.complete(PROMPT, max_tokens=30, stream=True, stream_options=options)
+    counts = [chunk.usage.completion_tokens for chunk in got]
+    assert counts == sorted(counts) and counts[0] < counts[-1] == 30
+
+
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_a_stream_adds_up_to_the_answer(shared: Running, include_usage: bool) -> None:
     whole = shared.answer(chat(QUESTIONS[3]), max_tokens=N)

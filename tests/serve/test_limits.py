@@ -37,7 +37,7 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("text", {**TEXT, "stop": [""]}, "stop", "at least 1 character"),
     ("text", {**TEXT, "n": 0}, "n", "greater than or equal to 1"),
     ("text", {**TEXT, "n": 100}, "n", "takes at most 68"),
-    ("text", {**TEXT, "echo": True}, "echo", "'echo' is not supported"),
+    ("chat", {**CHAT, "echo": True}, "echo", "'echo' is not supported"),
     ("text", {**TEXT, "best_of": 2}, "best_of", "'best_of' is not supported"),
     ("text", {**TEXT, "tepid": 1}, "tepid", "'tepid' is not supported"),
     ("text", {**TEXT, "stream_options": {}}, "stream_options", "stream: true"),
@@ -67,12 +67,15 @@ def test_bad_requests(shared: Running, kind: str, body: Any, param: str | None, 
         assert error["param"] == param
 
 
-@pytest.mark.parametrize("kind", ["embeddings", "images/generations"])
-def test_what_it_does_not_have(shared: Running, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "words"), [("embeddings", "use a server of an embedding model"), ("images/edits", "")]
+)
+def test_what_it_does_not_have(shared: Running, kind: str, words: str) -> None:
     got = shared.post(f"/v1/{kind}", TEXT)
     error = got.json()["error"]
     assert (got.status_code, error["type"]) == (501, "server_error")
     assert f"does not have {kind.partition('/')[0]}" in error["message"]
+    assert words in error["message"]
 
 
 def test_too_long_is_refused_with_the_numbers(shared: Running) -> None:

@@ -1,0 +1,353 @@
+"""OpenAI's Responses API in terms of its chat API: a request becomes a :class:`.ChatBody`, and the
+choice of the chat's answer, whole or in parts, becomes items and events.
+
+Nothing is stored: a client sends the whole conversation as `input`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from pyllama_mtp.scheduler import Progress
+
+from .answers import Reply, Served, sse, to_json
+from .bodies import ApiError, ChatBody, bad_request, parse, unsupported
+
+#: Parameters that chats do not have, or have in another form, with the values that change nothing;
+#: :func:`chat_body` maps those with others.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (None, False),
+    "conversation": (None,),
+    "max_tool_calls": (None,),
+    "n": (None, 1),
+    "previous_response_id": (None,),
+    "prompt": (None,),
+    "truncation": (None, "disabled"),
+}
+LOGPROBS = "message.output_text.logprobs"
+#: What `include` may ask for; thought is sent as text, so nothing of it is encrypted.
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+#: Parts of content by type, and the key that has their text.
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+#: What a response repeats of its request.
+REPEATED: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "user": None,
+}
+
+
+# -- what a client asks for ------------------------------------------------------------------------
+
+
+def chat_body(asked: Any) -> ChatBody:
+    """The chat that a request asks for. Raises ApiError: 400: see :func:`.parse`."""
+    if not isinstance(asked, dict):
+        raise bad_request("the body must be a JSON object")
+    given = {key: value for key, value in asked.items() if value is not None}
+    for name, neutral in NEUTRAL.items():
+        if given.pop(name, None) not in neutral:
+            raise unsupported(name)
+    given.pop("store", None)
+    messages = _messages(given.pop("input", None))
+    if (instructions := given.pop("instructions", None)) is not None:
+        messages.insert(0, {"role": "system", "content": instructions})
+    given["messages"] = messages
+    if "max_output_tokens" in given:
+        given["max_completion_tokens"] = given.pop("max_output_tokens")
+    given |= _form(_pop_object(given, "text")) | _effort(_pop_object(given, "reasoning"))
+    options = _pop_object(given, "stream_options")
+    options.pop("include_obfuscation", None)
+    included = given.pop("include", [])
+    if not isinstance(included, list) or any(one not in INCLUDED for one in included):
+        raise bad_request(f"include may have {' and '.join(INCLUDED)}", "include")
+    if LOGPROBS in included or "top_logprobs" in given:
+        given["logprobs"] = True
+    if options:
+        given["stream_options"] = options
+    if "tools" in given:
+        given["tools"] = [_tool(tool) for tool in _list("tools", given["tools"])]
+    choice = given.get("tool_choice")
+    if isinstance(choice, dict) and "name" in choice:
+        function = {"name": choice["name"]}
+        given["tool_choice"] = {"type": choice.get("type"), "function": function}
+    return parse(ChatBody, given)
+
+
+def _list(name: str, value: Any) -> list[dict[str, Any]]:
+    """A list of objects."""
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise bad_request(f"{name} must be a list of objects", name, "invalid_value")
+    return value
+
+
+def _pop_object(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """The parameters within a parameter, which is taken out."""
+    found = given.pop(name, {})
+    if not isinstance(found, dict):
+        raise bad_request(f"{name} must be an object", name, "invalid_value")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _form(text: dict[str, Any]) -> dict[str, Any]:
+    """`text`: the form of the answer."""
+    found, form = dict[str, Any](), _pop_object(text, "format")
+    kind = form.pop("type", None)
+    if kind is not None:
+        schema = {"json_schema": form} if kind == "json_schema" else form
+        found["response_format"] = {"type": kind, **schema}
+    if text.pop("verbosity", "medium") != "medium":
+        raise unsupported("text.verbosity")
+    for name in text:
+        raise unsupported(f"text.{name}")
+    return found
+
+
+def _effort(reasoning: dict[str, Any]) -> dict[str, Any]:
+    """`reasoning`; thought is not summed up, but sent as it is."""
+    for name in reasoning.keys() - {"effort", "summary", "generate_summary"}:
+        raise unsupported(f"reasoning.{name}")
+    return {"reasoning_effort": reasoning["effort"]} if "effort" in reasoning else {}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise bad_request(f"tools of type {tool.get('type')!r} are not supported", "tools")
+    function = {key: value for key, value in tool.items() if key != "type" and value is not None}
+    return {"type": "function", "function": function}
+
+
+def _messages(items: Any) -> list[dict[str, Any]]:
+    """Messages of a chat; thought, text and calls of a turn are one message."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    messages: list[dict[str, Any]] = []
+
+    def turn(*taken: str) -> dict[str, Any]:
+        """The model's last message, if it goes on and has none of these yet; else a new one."""
+        last = messages[-1] if messages else {}
+        if last.get("role") != "assistant" or any(name in last for name in taken):
+            last = {"role": "assistant"}
+            messages.append(last)
+        return last
+
+    for item in _list("input", items):
+        kind = item.get("type", "message")
+        if kind == "message":
+            content, role = _content(item.get("content")), item.get("role")
+            if role == "assistant":
+                turn("content", "tool_calls")["content"] = content
+            else:
+                messages.append({"role": role, "content": content})
+        elif kind == "reasoning":
+            parts = _list("input", item.get("content") or [])
+            thought = "".join(str(part.get("text", "")) for part in parts)
+            turn("reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            turn().setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            content = _content(item.get("output"))
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+            )
+        else:
+            raise bad_request(f"items of type {kind!r} are not supported", "input")
+    return messages
+
+
+def _content(content: Any) -> Any:
+    """The content of a message, with the names of chats."""
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, Any]] = []
+    for part in _list("input", content):
+        kind = str(part.get("type"))
+        if kind in TEXTS:
+            parts.append({"type": "text", "text": part.get(TEXTS[kind])})
+        elif kind == "input_image" and part.get("image_url"):
+            parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+        else:
+            why = f"content of type {kind!r} is not supported: this server reads texts and images"
+            raise bad_request(why, "input", "unsupported_content")
+    return parts
+
+
+# -- what it is told -------------------------------------------------------------------------------
+
+
+class ResponsesReply(Reply):
+    """The response to a request of this API."""
+
+    def __init__(self, served: Served, body: ChatBody, asked: Mapping[str, Any]) -> None:
+        """See :class:`.Reply`; `asked`: the request as it came."""
+        super().__init__(served, body)
+        self.name, self._n_events = f"resp_{uuid.uuid4().hex}", 0
+        self._items: list[dict[str, Any]] = []
+        self._open: tuple[str, int] | None = None  # the item that grows
+        self._status = "in_progress"
+        given = {name: asked[name] for name in REPEATED if asked.get(name) is not None}
+        self._repeated = REPEATED | given
+
+    def _response(self, error: ApiError | None = None) -> dict[str, Any]:
+        """The response as it is now."""
+        found: dict[str, Any] = {
+            "id": self.name,
+            "object": "response",
+            "created_at": self._head["created"],
+            "model": self._head["model"],
+            "status": self._status,
+            "error": {"code": "server_error", "message": error.message} if error else None,
+            "incomplete_details": None,
+            "output": self._items,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "usage": None,
+            **self._repeated,
+        }
+        if self._status == "incomplete":
+            found["incomplete_details"] = {"reason": "max_output_tokens"}
+        if self._status in ("completed", "incomplete"):
+            figures = self._figures()
+            counts = figures.pop("usage")
+            thought = counts["completion_tokens_details"]["reasoning_tokens"]
+            found["usage"] = {
+                "input_tokens": counts["prompt_tokens"],
+                "input_tokens_details": counts["prompt_tokens_details"],
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": thought},
+                "total_tokens": counts["total_tokens"],
+            }
+            found |= figures
+        return found
+
+    def whole(self) -> dict[str, Any]:
+        """The complete response."""
+        (choice,) = (choice.whole() for choice in self._choices)
+        deque(self._grow(choice["message"], choice["logprobs"]), 0)
+        deque(self._end(choice["finish_reason"]), 0)
+        return self._response()
+
+    def _end(self, finish_reason: str) -> Iterator[bytes]:
+        """Close the last item; an answer without text has an empty one."""
+        self._status = "incomplete" if finish_reason == "length" else "completed"
+        if not self._items:
+            yield from self._begin("message", 0)
+        yield from self._close(self._status)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The events of a stream."""
+        yield self._event("created", response=self._response())
+        yield self._event(self._status, response=self._response())
+        try:
+            async for choice, news in self.news():
+                if not isinstance(news, Progress) or not (part := choice.part(news)):
+                    continue
+                for event in self._grow(part["delta"], part["logprobs"]):
+                    yield event
+                if reason := part["finish_reason"]:
+                    for event in self._end(reason):
+                        yield event
+            self.log(200)
+            yield self._event(self._status, response=self._response())
+        except ApiError as error:
+            self.log(error.status, error.message)
+            self._status = "failed"
+            yield self._event(self._status, response=self._response(error))
+
+    def _event(self, kind: str, **content: Any) -> bytes:
+        kind, number = f"response.{kind}", self._n_events
+        self._n_events += 1
+        return sse(to_json({"type": kind, "sequence_number": number, **content}), kind)
+
+    def _grow(self, delta: Mapping[str, Any], logprobs: Any) -> Iterator[bytes]:
+        """Add a part of a chat's message to the items."""
+        if thought := delta.get("reasoning_content"):
+            yield from self._add("reasoning", 0, thought)
+        if text := delta.get("content"):
+            entries = logprobs["content"] if logprobs else []
+            yield from self._add("message", 0, text, logprobs=entries)
+        for number, call in enumerate(delta.get("tool_calls", ())):
+            function = call["function"]
+            about = {"call_id": call["id"], "name": function["name"]} if "id" in call else {}
+            number = call.get("index", number)
+            yield from self._add("function_call", number, function["arguments"], about)
+
+    def _add(
+        self,
+        kind: str,
+        number: int,
+        text: str,
+        about: Mapping[str, Any] | None = None,
+        **more: list[Any],
+    ) -> Iterator[bytes]:
+        """Add text, or arguments, to the item of this kind that grows, or to a new one."""
+        if self._open != (kind, number):
+            yield from self._close("completed")
+            yield from self._begin(kind, number, **(about or {}))
+        item = self._items[-1]
+        where: dict[str, Any] = {"item_id": item["id"], "output_index": len(self._items) - 1}
+        if kind == "function_call":
+            item["arguments"] += text
+            name = "function_call_arguments"
+        else:
+            part = item["content"][0]
+            part["text"] += text
+            for key, entries in more.items():
+                part[key] += entries
+            where["content_index"], name = 0, part["type"]
+        if text:
+            yield self._event(f"{name}.delta", **where, delta=text, **more)
+
+    def _begin(self, kind: str, number: int, **about: Any) -> list[bytes]:
+        """Begin an item; it is the one that grows."""
+        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+        item: dict[str, Any] = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", **about}
+        item["status"] = "in_progress"
+        empty: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        if kind == "message":
+            empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item |= {"role": "assistant", "content": []}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": []}
+        else:
+            item["arguments"] = ""
+        self._items.append(item)
+        self._open, index = (kind, number), len(self._items) - 1
+        events = [self._event("output_item.added", output_index=index, item=item)]
+        if kind != "function_call":
+            where = {"item_id": item["id"], "output_index": index, "content_index": 0}
+            events.append(self._event("content_part.added", **where, part=empty))
+            item["content"] = [empty]
+        return events
+
+    def _close(self, status: str) -> Iterator[bytes]:
+        """End the item that grows, if there is one."""
+        if not self._open:
+            return
+        item, self._open = self._items[-1], None
+        item["status"] = status
+        where: dict[str, Any] = {"item_id": item["id"], "output_index": len(self._items) - 1}
+        if item["type"] == "function_call":
+            about = {key: item[key] for key in ("name", "arguments")}
+            yield self._event("function_call_arguments.done", **where, **about)
+        else:
+            part = item["content"][0]
+            more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+            at = {**where, "content_index": 0}
+            yield self._event(f"{part['type']}.done", **at, text=part["text"], **more)
+            yield self._event("content_part.done", **at, part=part)
+        yield self._event("output_item.done", output_index=where["output_index"], item=item)

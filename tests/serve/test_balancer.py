@@ -1,0 +1,126 @@
+"""Several servers behind HAProxy, by the configuration in docs/serving.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ..conftest import ROOT
+from .conftest import Running, Start
+from .support import QUESTIONS, chat
+
+PROGRAM = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+PORTS = (8081, 8082, 8083)
+
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="HAProxy is not installed (Debian: apt-get install haproxy)"
+)
+Ask = Callable[..., tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def servers(start: Start) -> list[Running]:
+    return [start(n_sequences=8, n_ctx=512) for _ in PORTS]
+
+
+@pytest.fixture
+def ask(servers: list[Running], tmp_path: Path) -> Iterator[Ask]:
+    """Sends a chat to the balancer: which server has answered, and its answer."""
+    page = (ROOT / "docs" / "serving.md").read_text()
+    (config,) = re.findall(r"```haproxy\n(.*?)```", page, re.DOTALL)
+    with httpx.Client(timeout=30) as client:
+        free = _free_port()
+        for port, to in zip((8080, *PORTS), (free, *(one.port for one in servers)), strict=True):
+            assert config.count(f"127.0.0.1:{port}\n") == 1
+            config = config.replace(f"127.0.0.1:{port}\n", f"127.0.0.1:{to}\n")
+        (tmp_path / "haproxy.cfg").write_text(config)
+        process = subprocess.Popen([str(PROGRAM), "-db", "-f", tmp_path / "haproxy.cfg"])
+        url = f"http://127.0.0.1:{free}"
+
+        def send(messages: object, headers: dict[str, str] | None = None, **more: object) -> Any:
+            body = {"messages": messages, "max_tokens": 4, "temperature": 0, **more}
+            got = client.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+            assert got.status_code == 200, got.text
+            return got.headers["x-served-by"], got.json()
+
+        try:
+            deadline = time.monotonic() + 20
+            while not _answers(client, url):
+                assert process.poll() is None and time.monotonic() < deadline, "it does not start"
+                time.sleep(0.02)
+            yield send
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+def _answers(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
+def test_a_conversation_meets_its_cache(ask: Ask, system: list[dict[str, str]]) -> None:
+    """All turns go to one server, whose cache has the turns before; conversations are spread."""
+    homes = Counter[str]()
+    for question in QUESTIONS:
+        messages = [*system, *chat(question)]
+        before, home = 0, ""
+        for turn in range(3):
+            server, answer = ask(messages)
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            if turn:
+                assert server == home and cached >= before > 0
+            home, before = server, answer["usage"]["prompt_tokens"]
+            said = answer["choices"][0]["message"]["content"] or "-"
+            messages += [{"role": "assistant", "content": said}, *chat("Go on.")]
+        homes[home] += 1
+    assert len(homes) > 1, homes
+
+
+def test_names_of_conversations(ask: Ask) -> None:
+    """The header counts more than prompt_cache_key, and that more than the first message, which may
+    have parts."""
+
+    def spread(*requests: tuple[str, dict[str, str], dict[str, str]]) -> int:
+        return len({ask(chat(text), headers, **more)[0] for text, headers, more in requests})
+
+    some = [str(i) for i in range(8)]
+    assert spread(*((text, {}, {}) for text in some)) > 1
+    assert spread(*((text, {}, {"prompt_cache_key": "k"}) for text in some)) == 1
+    named = {"X-Conversation": "c"}
+    assert spread(*((text, named, {"prompt_cache_key": text}) for text in some)) == 1
+    parts = [[{"type": "text", "text": text}] for text in some]
+    homes = [ask([{"role": "user", "content": part}])[0] for part in parts]
+    assert homes == [ask(chat(text))[0] for text in some]
+
+
+def test_a_server_that_ends_takes_only_its_conversations_along(
+    ask: Ask, servers: list[Running]
+) -> None:
+    homes = {question: ask(chat(question))[0] for question in QUESTIONS}
+    gone = homes[QUESTIONS[0]]
+    number = ["first", "second", "third"].index(gone)
+    servers[number].generator.broken = "it is broken"
+    assert ask(chat(QUESTIONS[0]))[0] != gone, "it is asked again, and elsewhere"
+    now = {question: ask(chat(question))[0] for question in QUESTIONS}
+    moved = {question for question in QUESTIONS if now[question] != homes[question]}
+    assert moved == {question for question in QUESTIONS if homes[question] == gone}

@@ -1,0 +1,106 @@
+"""The page to chat with, in a real browser."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import Model, Sampling
+
+from .conftest import NAME, Running, Start
+
+QUESTION, KEY = "What is a list?", "secret"
+
+
+def wait(true: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 20
+    while not (found := true()):
+        assert time.monotonic() < deadline, "it does not come true"
+        time.sleep(0.02)
+    return found
+
+
+def texts(browser: Any, css: str) -> list[str]:
+    return [one.get_property("textContent") for one in browser.find_elements("css selector", css)]
+
+
+def show(browser: Any, server: Running, width: int = 1000) -> None:
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 700}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get_log("browser")  # what earlier pages said
+    browser.get(server.url)
+
+
+def say(browser: Any, text: str) -> str:
+    """Send a message; the figures of its answer, when it is complete."""
+    said = browser.find_element("id", "said")
+    n = len(texts(browser, ".answer"))
+    said.send_keys(text, "\ue007")
+    wait(lambda: len(texts(browser, ".answer")) > n and texts(browser, "#send") == ["Send"])
+    return texts(browser, ".figures")[-1]
+
+
+@pytest.mark.parametrize("width", [1000, 360])
+def test_a_conversation(browser: Any, start: Start, width: int) -> None:
+    """Text, tokens, drafts and the cache are the server's own; nothing else is fetched."""
+    server = start(max_tokens=40)
+    total = server.generator.total
+    show(browser, server, width)
+    wait(lambda: texts(browser, "#model") == [NAME])
+    figures = say(browser, QUESTION)
+    accepted, drafted = sum(total.accepted), sum(total.drafted)
+    assert f"{total.n_generated} tokens · " in figures and accepted > 0
+    assert f"{accepted} of {drafted} drafts held" in figures
+    assert re.search(r"\d\.\d tokens/s .* first token after \d", figures)
+    parts = browser.find_elements("css selector", ".answer span")
+    counts = [int(part.get_property("dataset")["tokens"]) for part in parts]
+    assert max(counts) > 1 and sum(counts) <= total.n_generated
+    (answer,) = texts(browser, ".answer .text")
+    answer += "".join(texts(browser, ".answer .thought"))
+    assert len(answer) > 20
+    cached = re.search(r"(\d+) from the cache", say(browser, "And a dictionary?"))
+    assert cached and int(cached[1]) > 0
+    assert texts(browser, ".user") == [QUESTION, "And a dictionary?"]
+    sizes = "const e = document.documentElement; return e.scrollWidth - e.clientWidth"
+    assert browser.execute_script(sizes) == 0
+    fetched = browser.execute_script("return performance.getEntriesByType('resource')")
+    assert {one["name"].removeprefix(server.url) for one in fetched} <= {
+        "/v1/models",
+        "/v1/chat/completions",
+    }
+    assert browser.get_log("browser") == []
+    browser.find_element("id", "anew").click()
+    assert texts(browser, ".answer") == []
+
+
+def test_a_key_is_asked_for(browser: Any, start: Start) -> None:
+    server = start(api_key=KEY, max_tokens=8)
+    show(browser, server)
+    key = browser.find_element("id", "key")
+    wait(key.is_displayed)
+    assert "tokens" not in say(browser, QUESTION)
+    assert "API key is missing" in texts(browser, ".error")[0]
+    assert browser.find_element("id", "said").get_property("value") == QUESTION
+    key.send_keys(KEY)
+    assert "8 tokens" in say(browser, "")
+
+
+def test_an_answer_is_stopped(
+    browser: Any, start: Start, demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gives it up, and its beginning stays."""
+    endless = {token: -1000.0 for token in range(demo.n_vocab) if demo.is_end(token)}
+    monkeypatch.setattr(demo, "sampling", Sampling(logit_bias=endless))
+    server = start(n_ctx=8192, synthetic_acceptance=(0.0, 0.0, 0.0))
+    show(browser, server)
+    browser.find_element("id", "said").send_keys("def", "\ue007")
+    wait(lambda: len(texts(browser, ".answer span")) > 3)
+    browser.find_element("id", "send").click()
+    wait(lambda: texts(browser, "#send") == ["Send"])
+    server.wait_until_idle()
+    assert server.generator.outcomes["cancelled"] == 1
+    assert texts(browser, ".error") == [] and texts(browser, ".answer span")
