@@ -46,7 +46,8 @@ Value = TypeVar("Value")
 BUDGET_S = 1.5
 #: Most rounds of a depth, and tokens before them: fewer than the shortest context has, 256.
 REPEATS, N_PROMPT = 8, 8
-#: What was measured while threads waited this part of the time for a core is not kept.
+#: What was measured while threads waited this part of the time for a core, or while their number
+#: changed, is not kept.
 BUSY = 0.1
 
 
@@ -77,11 +78,12 @@ def _calibrate(engine: Engine, counts: list[int]) -> None:
         or costs.keys() != {*counts}
         or any(one.limit != engine.depth for one in costs.values())
     ):
+        n_threads = engine.target.n_threads
         began, waited_s = time.perf_counter(), waited_for_core()
         costs = {count: measure_costs(engine, count) for count in counts}
         took_s, waited_s = time.perf_counter() - began, waited_for_core() - waited_s
         log.info("measured in %.1f s what drafts cost here", took_s)
-        if waited_s < BUSY * took_s:
+        if waited_s < BUSY * took_s and engine.target.n_threads == n_threads:
             kept.store(costs)
     engine.drafting.know(costs, kept.forget)
 

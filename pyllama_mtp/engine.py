@@ -31,6 +31,7 @@ from .llama.contextoptions import ContextOptions, NodeTimes, padded
 from .llama.model import Model
 from .llama.owned import Exclusive
 from .llama.vision import PlacedImage
+from .machine import waited_for_core
 from .sequence import Sequence
 from .settings import HEAD_TYPES, Settings
 from .telemetry import Telemetry
@@ -113,6 +114,7 @@ class Resolved:
             n_batch=n_batch,
             n_ubatch=min(s.n_ubatch, n_batch),
             n_threads=s.threads,
+            auto_threads=s.n_threads == "auto",
             type_k=s.cache_type_k,
             type_v=s.cache_type_v,
             flash_attn=s.flash_attn,
@@ -224,7 +226,7 @@ class Engine:
         self.alone = Exclusive("a session")
         self.intact = True
         self.chats = chats
-        self._outputs_before = 0
+        self._outputs_before, self._waited_before = 0, 0.0
         self.prompt_sync = resolved.prompt_sync
         options = replace(resolved.target, times=times)
         self.head = Drafter()
@@ -258,6 +260,7 @@ class Engine:
         if not self.intact:
             self.reset()
         self._outputs_before = self._output_bytes()  # refused if the contexts are closed
+        self._waited_before = waited_for_core()
         self.turn += 1
         return self.turn
 
@@ -496,10 +499,13 @@ class Engine:
         return sum(context.output_bytes for context in self._contexts())
 
     def count_traffic(self, telemetry: Telemetry) -> None:
-        """Note the bytes copied since :meth:`begin`, and how the MTP head was kept in step."""
+        """Note the bytes copied and the time waited since :meth:`begin`, the number of threads, and
+        how the MTP head was kept in step."""
         if any(context.closed for context in self._contexts()):
             return
         telemetry.output_bytes = self._output_bytes() - self._outputs_before
+        telemetry.waited_s = waited_for_core() - self._waited_before
+        telemetry.n_threads = self.target.n_threads
         if any(one.drafting for one in self.sequences):
             telemetry.prompt_sync = self.prompt_sync
 

@@ -10,7 +10,7 @@ import platform
 import re
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,12 @@ def busy_cores(seconds: float = 0.5) -> float:
     return sum(max(0.0, 1 - (after[core] - before[core]) / ticks) for core in cores)
 
 
+def idle_seconds() -> float:
+    """Seconds that the cores of this process, added up, have been idle; 0 where /proc/stat cannot
+    be read."""
+    return sum(_idle_ticks().values()) / os.sysconf("SC_CLK_TCK")
+
+
 def _idle_ticks() -> dict[str, int]:
     """Ticks that each core of this process has been idle or waiting for a disk."""
     try:
@@ -86,6 +92,111 @@ def _idle_ticks() -> dict[str, int]:
         return {}
     own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     return {words[0]: int(words[4]) + int(words[5]) for words in lines if words[0] in own}
+
+
+# -- the number of threads -------------------------------------------------------------------------
+
+#: Computations, and seconds of them, between two looks at the machine; with fewer threads than
+#: there might be, idle cores are looked for, which the system counts in hundredths of a second.
+CALLS, WINDOW_S, IDLE_WINDOW_S = 3, 0.03, 0.25
+#: A look takes at most one part of so many of the time.
+LOOK_PART = 500
+#: Threads without a core, on average, from which fewer are tried; idle cores from which more are.
+WAITING, IDLE = 0.15, 0.5
+#: Computations of fewer seconds may spend more of them waiting for each other than they gain.
+SHORT_S = 0.004
+#: More threads stay only if they are faster by this factor.
+GAIN = 1.03
+#: Seconds between two trials, more after each one in vain; and as a multiple of a trial's.
+PAUSE_S, LONGEST_PAUSE_S, PAUSE_TRIALS = 1.0, 60.0, 20
+#: Computations that a usual time is an average of; those of unknown kinds that end a trial.
+_MEMORY, _OTHERS = 4.0, 40
+
+
+class Threads:
+    """How many threads compute: fewer while other programs keep the cores busy.
+
+    The threads of a computation wait for each other after each of its operations, so that one
+    without a core stops all. When threads have waited for a core, or computations are short, some
+    are tried with fewer; when cores are idle, with more. The number that computes faster stays.
+    Deterministic: the same measurements give the same numbers.
+
+    Attributes:
+        most: the largest number, with which it begins if no `first` one is given.
+        n: the number for the next computation.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        first: int | None = None,
+        waited: Callable[[], float] = waited_for_core,
+        idle: Callable[[], float] = idle_seconds,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`waited`, `idle`, `clock`: seconds so far: of all threads, of all cores, of the day."""
+        self.most, self.n = most, first or most
+        self._sources = waited, idle, clock
+        self._usual: dict[Hashable, float] = {}  # seconds with `n` threads, by kind
+        self._before = 0  # the number to go back to after a trial; 0: there is none
+        self._waiting = False  # whether threads waited before the trial
+        self._pause_s, self._next_trial = PAUSE_S, 0.0
+        self._spent, self._calls, self._tried, self._expected = 0.0, 0, 0, 0.0
+        self._look()
+
+    def took(self, kind: Hashable, seconds: float) -> None:
+        """Learn from a computation with `n` threads. Those of one `kind` do the same work."""
+        usual = self._usual.get(kind)
+        if not self._before:
+            self._usual[kind] = seconds if usual is None else usual + (seconds - usual) / _MEMORY
+            self._spent, self._calls = self._spent + seconds, self._calls + 1
+            if self._calls >= CALLS and self._spent >= self._window_s and self.most > 1:
+                self._judge()
+            return
+        self._tried += 1
+        if usual is not None and self._tried > 1:  # the first one wakes threads
+            self._spent, self._calls = self._spent + seconds, self._calls + 1
+            self._expected += usual
+        enough = self._calls >= CALLS and max(self._spent, self._expected) >= WINDOW_S
+        if enough or self._tried - self._calls >= _OTHERS:
+            self._end_trial(enough)
+
+    def _look(self) -> list[float]:
+        """Begin a window: waited, idle and clock as of now."""
+        self._marks = [source() for source in self._sources]
+        least = WINDOW_S if self.n == self.most else IDLE_WINDOW_S
+        self._window_s = max(least, LOOK_PART * (self._sources[-1]() - self._marks[-1]))
+        self._spent, self._calls, self._tried, self._expected = 0.0, 0, 0, 0.0
+        return self._marks
+
+    def _judge(self) -> None:
+        """At the end of a window: try another number, if that may be faster."""
+        spent, calls, before, n = self._spent, self._calls, self._marks, self.n
+        waited, idle, passed = (b - a for a, b in zip(before, self._look(), strict=True))
+        self._waiting = waited >= WAITING * spent
+        if self._waiting:
+            n = max(1, n - max(1, round(waited / spent)))
+        elif n < self.most and idle >= IDLE * passed:
+            n = min(self.most, n + max(1, int(idle / passed)))
+        elif spent < SHORT_S * calls:
+            n = max(1, n // 2)
+        if n != self.n and self._marks[-1] >= self._next_trial:
+            self._before, self.n = self.n, n
+
+    def _end_trial(self, known: bool) -> None:
+        """Keep the number that is faster; `known`: enough was computed to tell."""
+        more = self.n > self._before
+        took_s = self._sources[-1]() - self._marks[-1]
+        if known and self._expected > (GAIN if more else 1.0) * self._spent:
+            # Without others that take cores, more threads will hardly be faster soon.
+            self._pause_s = PAUSE_S if more or self._waiting else LONGEST_PAUSE_S
+            self._usual.clear()
+        else:
+            self._pause_s = min(3 * self._pause_s, LONGEST_PAUSE_S)
+            self.n = self._before
+        self._before = 0
+        now = self._look()[-1]
+        self._next_trial = now + max(self._pause_s, PAUSE_TRIALS * took_s)
 
 
 # -- memory ----------------------------------------------------------------------------------------

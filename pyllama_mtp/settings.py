@@ -153,7 +153,8 @@ class Settings:
             device's.
         n_batch: tokens per decode call.
         n_ubatch: tokens per graph.
-        n_threads: CPU threads (default: as many as cores).
+        n_threads: CPU threads; "auto": as many as cores, and fewer while other programs keep the
+            cores busy and that is faster. The text stays the same.
         cache_type_k: type of the K cache. One of CACHE_TYPES.
         cache_type_v: type of the V cache; a quantized one needs flash attention.
         flash_attn: flash attention; "auto": where the backend has it.
@@ -205,10 +206,10 @@ class Settings:
     )
     n_batch: int = _speed(2048, _BATCH, "TOKENS")
     n_ubatch: int = _speed(512, _BATCH, "TOKENS")
-    n_threads: int | None = _speed(
-        None,
-        wholes(1, MOST_THREADS, f"from 1 to {MOST_THREADS}, or None (all)").or_this(None),
-        "-t --threads N",
+    n_threads: int | str = _speed(
+        "auto",
+        wholes(1, MOST_THREADS, f"from 1 to {MOST_THREADS}, or 'auto'").or_this("auto"),
+        "-t --threads N|auto",
     )
     cache_type_k: str = _speed("f16", words(*CACHE_TYPES))
     cache_type_v: str = _speed("f16", words(*CACHE_TYPES))
@@ -272,8 +273,8 @@ class Settings:
 
     @property
     def threads(self) -> int:
-        """`n_threads`; None: one for each CPU."""
-        return self.n_threads or available_threads()
+        """`n_threads`; "auto": one for each CPU, the most there may be."""
+        return self.n_threads if isinstance(self.n_threads, int) else available_threads()
 
 
 # -- how tokens are chosen -------------------------------------------------------------------------

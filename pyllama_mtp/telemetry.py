@@ -74,6 +74,8 @@ class Telemetry:
         synthetic_acceptance: the imposed rates, or None.
         pairs: every verified draft of the head with the target's choice, when asked for.
         near_ties: see :class:`NearTie`, when asked for.
+        n_threads: CPU threads of the last round; 0: not known.
+        waited_s: seconds that this process's threads, added up, waited for a core meanwhile.
         plain_s: seconds of a step without drafts, if adaptive depth has measured it; else None.
         why_no_drafts: why adaptive depth made no drafts at the end; "": it made some.
     """
@@ -105,6 +107,8 @@ class Telemetry:
     synthetic_acceptance: tuple[float, ...] | None = None
     pairs: list[Pair] | None = None
     near_ties: list[NearTie] | None = None
+    n_threads: int = 0
+    waited_s: float = 0.0
     plain_s: float | None = None
     why_no_drafts: str = ""
 

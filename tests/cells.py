@@ -28,7 +28,7 @@ def made_cell(depth: int, samples: Sequence[Sample], **changes: Any) -> Cell:
     values: dict[str, Any] = {
         **{"model": "m.gguf", "variant": "patched", "backend": "CPU"},
         **{"upstream_commit": "0123456789abcdef", "series": "feedc0dedeadbeef"},
-        **{"n_max": depth, "n_prompt": 512, "max_tokens": 8},
+        **{"n_max": depth, "n_prompt": 512, "max_tokens": 64},
         **{"repeat": len(samples), "repeats": [*range(len(samples))], "samples": [*samples]},
     }
     return Cell(**{**values, **changes})

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -29,8 +30,12 @@ from pyllama_mtp.files import decode_text, read_text
 from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Generation, Model, Pair
+    from pyllama_mtp import Generation, Model, Pair, Sampling, Session
     from pyllama_mtp.llama.vision import ImagePrompt, Vision
+    from pyllama_mtp.measure.figures import Ratio
+
+#: The answer's speed against no MTP: parts of it, plain steps for each, and most seconds of them.
+PARTS, STEPS, MOST_S = 4, 4, 4.0
 
 
 def _max_tokens(text: str) -> int:
@@ -78,7 +83,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--stats",
         action="store_true",
         help="print to stderr: tokens, seconds, tokens per second, how many drafts were accepted, "
-        "and the speed-up over no MTP",
+        "and the speed-up over no MTP, measured by some steps without it after the answer (from 32 "
+        "tokens on)",
     )
     output.add_argument(
         "--json",
@@ -112,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
         ):
             prompt = tokenize(model, text, args, vision)
             n = args.max_tokens
-            room = min(len(prompt) + n, MOST_TOKENS) if n > 0 else 0
+            more = PARTS * (STEPS + 1) if args.stats else 0
+            room = min(len(prompt) + n + more, MOST_TOKENS) if n > 0 else 0
             with Session(model, settings, room=room) as session, progress.prompt() as tell:
                 generation = session.generate(
                     prompt,
@@ -124,14 +131,18 @@ def run(args: argparse.Namespace) -> int:
                     log_ties=args.stats and library.has_tap and not model.same_bits,
                     on_progress=tell,
                 )
-                stopped = stream(generation, show=not args.json)
+                marks = [(0, 0.0)]
+                stopped = stream(generation, marks, show=not args.json)
+                speed_up = None
+                if args.stats and not stopped and isinstance(prompt, list):
+                    speed_up = _speed_up(session, generation, prompt, marks, sampling)
                 settings = dataclasses.replace(settings, n_ctx=session.n_ctx)
                 report = _report(generation, settings, session.memory(), library, model)
         if pairs:
             pairs.write(*map(_record, generation.telemetry.pairs or ()))
         if args.json:
             print(json.dumps(report, ensure_ascii=False))
-        _say(args, generation)
+        _say(args, generation, speed_up)
     return interrupted() if stopped else 0
 
 
@@ -184,10 +195,13 @@ def tokenize(
     return ChatOptions().prompt(model, messages)
 
 
-def stream(generation: Generation, *, show: bool) -> bool:
-    """Write the text to stdout as it comes; True if the user interrupted."""
+def stream(generation: Generation, marks: list[tuple[int, float]], *, show: bool) -> bool:
+    """Write the text to stdout as it comes; True if the user interrupted. `marks` gets tokens after
+    the first one, and seconds of decode, at each piece of text."""
+    t = generation.telemetry
     try:
         for piece in generation:
+            marks.append((t.n_generated - 1, t.decode_s))
             if show:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
@@ -219,7 +233,45 @@ def _report(
     }
 
 
-def _say(args: argparse.Namespace, generation: Generation) -> None:
+def _speed_up(
+    session: Session,
+    generation: Generation,
+    prompt: list[int],
+    marks: list[tuple[int, float]],
+    sampling: Sampling,
+) -> Ratio | None:
+    """Decode speed against no MTP: parts of the answer against steps without drafts that go on from
+    its end. None: nothing was drafted, or the answer or the room behind it is too short.
+
+    Args:
+        marks: see :func:`stream`.
+    """
+    from pyllama_mtp.measure.figures import typical_ratio
+    from pyllama_mtp.measure.text import ENOUGH_TOKENS
+
+    t, ids = generation.telemetry, [*prompt, *generation.tokens]
+    if not (t.drafted or t.looked_up["rounds"]) or t.n_generated < ENOUGH_TOKENS:
+        return None
+    if len(ids) + PARTS * (STEPS + 1) > session.n_ctx:
+        return None
+    total = marks[-1][0]
+    ends = [next(m for m in marks if m[0] >= part * total / PARTS) for part in range(PARTS + 1)]
+    parts = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(ends)]
+    ratios, spent = list[float](), 0.0
+    usual = dataclasses.replace(sampling, grammar=None, reasoning_budget=None)
+    for n, seconds in filter(all, parts):
+        plain = session.generate(
+            ids, max_tokens=STEPS + 1, sampling=usual, ignore_eos=True, draft=False
+        ).run()
+        ids += plain.tokens
+        ratios.append(n / seconds / plain.telemetry.decode_tps)
+        spent += plain.telemetry.elapsed_s
+        if len(ratios) > 1 and spent > MOST_S:
+            break
+    return typical_ratio(ratios) if len(ratios) > 1 else None
+
+
+def _say(args: argparse.Namespace, generation: Generation, speed_up: Ratio | None) -> None:
     """Print to stderr what follows the text: a warning about imposed acceptance, and figures."""
     from pyllama_mtp.measure.text import synthetic_warning, telemetry_lines
 
@@ -227,7 +279,7 @@ def _say(args: argparse.Namespace, generation: Generation) -> None:
         most = AUTO_DEPTH if args.draft_n_max == "auto" else args.draft_n_max
         print(synthetic_warning(args.synthetic_acceptance[:most]), file=sys.stderr)
     if args.stats:
-        print("\n".join(telemetry_lines(generation.telemetry)), file=sys.stderr)
+        print("\n".join(telemetry_lines(generation.telemetry, speed_up)), file=sys.stderr)
 
 
 def _record(pair: Pair) -> dict[str, Any]:

@@ -70,7 +70,7 @@ REPEAT = 7
 #: The demo model's samples are short, so their noise is large and repeats cost little.
 DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
 #: Without --model, --prompt-sizes, --depths and --image: see `first_look`.
-FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET = (512,), 128, "75s"
+FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET, FIRST_REPEATS = (512,), 128, "75s", 3
 #: Memory, in bytes, that the synthetic model of a first look needs with its sessions side by side.
 EXAMPLE_MEMORY = 2 * 2**30
 #: Its share of the time.
@@ -239,6 +239,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished sample, print the table."""
     from pyllama_mtp.measure.page import write_report
     from pyllama_mtp.measure.records import Records, check_output
+    from pyllama_mtp.measure.run import with_room
+    from pyllama_mtp.models.ggufinfo import read_gguf
 
     chosen = (args.model, args.prompt_sizes, args.depths, args.image)
     first = all(one is None for one in chosen)
@@ -246,6 +248,9 @@ def run(args: argparse.Namespace) -> int:
     request = _check(args)
     if request.output:
         check_output(request.output)
+    for model in args.model or ():  # before the first of them is measured
+        own = argparse.Namespace(**{**vars(args), "model": model})
+        with_room(request, read_gguf(options.model_path(own), args.head).context_length)
     found = Records()
 
     def measure_all() -> None:
@@ -287,6 +292,7 @@ def _with_defaults(args: argparse.Namespace, first: bool) -> argparse.Namespace:
         own.repeat = REPEAT if args.model else DEMO_REPEAT
         usual = None if args.model else FIRST_BUDGET if first else DEMO_BUDGET
         own.budget = args.budget or usual
+    own.least_repeats = FIRST_REPEATS if first and args.budget is None else 0
     own.classes = usual_classes(args.classes, args.image)
     own.usual_sizes = args.prompt_sizes is None
     own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if first else SIZES)
@@ -353,6 +359,7 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
         texts,
         picture=picture,
         budget_s=budget(args),
+        least_repeats=args.least_repeats,
         output=None if args.no_output else args.output,
         resume=args.resume,
         profile=args.profile,
@@ -532,7 +539,9 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
     from pyllama_mtp.measure.worth import acceptance_markdown, has_classes
 
     if how == "json":
-        print("[" + ",\n".join(cell.to_json() for cell in cells) + "]")
+        print("[" + ",\n".join(cell.to_json() for cell in table.ordered(cells)) + "]")
+        for note in table.waiting_note(cells):
+            say(note)
     elif how == "markdown":
         print(table.markdown_table(cells, per_round=per_round))
     else:

@@ -357,7 +357,8 @@ def open_vision(args: argparse.Namespace, model: Model, wanted: bool) -> Iterato
 
     if args.mmproj != "none" and (wanted or args.mmproj or find_mmproj(model.path)):
         try:
-            vision = Vision(model, args.mmproj, n_threads=args.n_threads)
+            n_threads = None if args.n_threads == "auto" else args.n_threads
+            vision = Vision(model, args.mmproj, n_threads=n_threads)
         except PyllamaMtpError as error:
             if wanted or args.mmproj is not None:
                 raise

@@ -60,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp.llama import native
     from pyllama_mtp.measure.profile import cell_profiles
     from pyllama_mtp.measure.records import Records
+    from pyllama_mtp.measure.table import waiting_note
     from pyllama_mtp.measure.verdict import slow_types_of
-    from pyllama_mtp.measure.worth import costs_of, tune_markdown, ubatch_advice
+    from pyllama_mtp.measure.worth import costs_of, doubt, tune_markdown, ubatch_advice
 
     settings = options.settings_from(args, args.limit)
     native.load(args.lib)
@@ -84,9 +85,12 @@ def run(args: argparse.Namespace) -> int:
             matrix.measure_on(model, _request(args, sizes, plain, profile=False), by_ubatch)
         slow = slow_types_of(model)
     advice, best = ubatch_advice(by_ubatch.cells, min(settings.n_ubatch, settings.n_batch))
+    for note in waiting_note([*by_depth.cells, *by_ubatch.cells]):
+        matrix.say(note)
     if args.json:
         seconds = {cell.axes["n_ubatch"]: cell.prefill_s for cell in by_ubatch.cells}
         found = {**dataclasses.asdict(costs), "n_ubatch": {"best": best, "seconds": seconds}}
+        found["contradiction"] = doubt(costs)
         if args.profile:
             found["profile"] = {c.n_max: c.profile.to_dict() for c in by_depth.cells if c.profile}
         print(json.dumps(found))

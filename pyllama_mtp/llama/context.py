@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +22,7 @@ from ..errors import (
     PyllamaMtpError,
     UsageError,
 )
+from ..machine import Threads
 from . import native
 from .batch import SEQ, Batch, Floats, Ints
 from .contextoptions import ContextOptions, Node, Trace, padded
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 
 #: How often a long computation looks for Ctrl-C.
 POLL_PERIOD_US = 50_000
+#: Computations of more rows are parts of prompts.
+FEW_ROWS = 64
+#: Several threads hardly gain in steps that read fewer bytes of weights.
+TINY = 8_000_000
 NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
 
 log = logging.getLogger("pyllama_mtp")
@@ -118,6 +124,11 @@ class Context(Owned, OfThisProcess):
         self._alone = Exclusive("a session or context")
         self.model, self.options = model, options
         self._refuse_options()
+        on_cpu = not (model.on_gpu or model.rpc_servers)
+        auto = options.auto_threads and on_cpu and options.n_threads > 1
+        tiny = sum(model.info.step_types.values()) < TINY
+        first = [1 if tiny else None, None]  # of few rows, and of prompts
+        self._threads = [Threads(options.n_threads, n) for n in first] if auto else []
         self._trace = Trace(self.library) if options.trace else None
         self._interrupt = self._ffi.new("struct pyllama_interrupt *")
         self._interrupt.poll = self._lib.pyllama_on_poll
@@ -197,6 +208,8 @@ class Context(Owned, OfThisProcess):
             masked = options.tap == "outputs"
             lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
         self.model.adapters.apply(self)
+        if self._threads:
+            lib.llama_set_n_threads(self._handle, *[self._threads[0].n] * 2)
         sliced = not self.model.has_mtp if options.slice is None else options.slice
         lib.llama_mtp_set_slice(self._handle, sliced)
         self.set_tap_point(options.hidden)
@@ -266,6 +279,24 @@ class Context(Owned, OfThisProcess):
         with self._alone:
             message = self._message
             return int(function(self.handle, *arguments, message, len(message)))
+
+    def _compute(self, n_rows: int, kind: Hashable, function: Any, *arguments: Any) -> int:
+        """:meth:`_run` for a computation of this kind and many rows, with as many threads as are
+        best: few rows have many short operations, prompts few long ones."""
+        if not self._threads:
+            return self._run(function, *arguments)
+        threads = self._threads[n_rows > FEW_ROWS]
+        if threads.n != self.n_threads:
+            self._lib.llama_set_n_threads(self.handle, threads.n, threads.n)
+        began = time.perf_counter()
+        code = self._run(function, *arguments)
+        threads.took(kind, time.perf_counter() - began)
+        return code
+
+    @property
+    def n_threads(self) -> int:
+        """CPU threads of the last computation; before it, of a first round."""
+        return int(self._lib.llama_n_threads(self.handle))
 
     def call(self, function: Any, *arguments: Any) -> int:
         """Call a function of the shim whose codes below 0 are failures: its result. Raises
@@ -364,7 +395,9 @@ class Context(Owned, OfThisProcess):
             self._trace.clear()
         self._rewind = {}
         self._settled = not (self.model.on_gpu or self.model.rpc_servers)
-        code = self._run(self._lib.pyllama_decode, self._batch, view)
+        n_rows = len(batch.tokens)
+        kind = "decode", n_rows, int(np.count_nonzero(batch.outputs))
+        code = self._compute(n_rows, kind, self._lib.pyllama_decode, self._batch, view)
         del alive
         self.last_outputs, self._left_greedy = batch.outputs, self.greedy
         if code != 0:
@@ -683,8 +716,10 @@ class Context(Owned, OfThisProcess):
         if temperatures is not None or noise is not None:
             self._draft_shape = (n, len(seqs), self.n_head)
             drawn = self._noise(temperatures, noise, n_candidates)
-        arguments = view("int32_t[]", tokens), view("int32_t[]", seqs), len(seqs), n, n_candidates
-        code = self._run(self._lib.pyllama_mtp_draft, *arguments, *drawn, view("int32_t[]", drafts))
+        ids = view("int32_t[]", tokens), view("int32_t[]", seqs)
+        arguments = *ids, len(seqs), n, n_candidates, *drawn, view("int32_t[]", drafts)
+        kind = "draft", len(seqs), n
+        code = self._compute(len(seqs), kind, self._lib.pyllama_mtp_draft, *arguments)
         if code != 0:
             self._fail(code)
         self._raise_what_came()

@@ -25,6 +25,8 @@ class ContextOptions:
     """Parameters of one context, in llama.cpp's terms.
 
     Attributes:
+        n_threads: CPU threads, of prompts and rounds.
+        auto_threads: fewer while other programs keep the cores busy; see :class:`.Threads`.
         mtp_head: False: the trunk (target); True: the MTP block alone, as in upstream.
         with_mtp: a target with the MTP block, which drafts itself; see :meth:`.Context.draft`.
             Needs the patched library.
@@ -50,6 +52,7 @@ class ContextOptions:
     n_batch: int
     n_ubatch: int
     n_threads: int
+    auto_threads: bool = False
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: str = "auto"

@@ -19,7 +19,6 @@ from typing import IO, Any, Literal
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.figures import (
-    CONFIDENCE,
     DIMENSIONS,
     SPEEDS,
     Cell,
@@ -32,7 +31,9 @@ from pyllama_mtp.measure.figures import (
     typical,
     varying,
 )
+from pyllama_mtp.measure.table import ordered, waiting_note
 from pyllama_mtp.measure.text import (
+    CONFIDENCE,
     NONE,
     UNLIMITED,
     console,
@@ -94,7 +95,7 @@ class Comparison:
     """The result of :func:`compare`.
 
     Attributes:
-        changes: lines in the order of the old cells, per figure.
+        changes: lines in the order of a matrix, per figure.
         only_old, only_new: cells without a partner, in words.
         notes: other differences (machine, build, settings), and cells that were measured twice.
         threshold: part of the speed, 0 to 1.
@@ -159,7 +160,7 @@ def compare(
     ignored = _ignored(old, new)
     label = Labels([*old, *new], ignored)
     before, after = (  # of cells that are the same measurement the last one
-        {(cell.n_prompt, series_key(cell, ignored)): cell for cell in side if cell.samples}
+        {(cell.n_prompt, series_key(cell, ignored)): cell for cell in ordered(side) if cell.samples}
         for side in (old, new)
     )
     pairs = [(before[key], after[key]) for key in before if key in after]
@@ -191,6 +192,8 @@ def compare(
         n = sum(len(rows[row]) for row in own)
         changes.append(Change(*line, ratio, low, high, n, _judge(ratio, low, high, threshold)))
     notes += _differences(pairs)
+    for name, side in (("OLD", old), ("NEW", new)):
+        notes += [f"{name}: {note}" for note in waiting_note(side)]
     return Comparison(changes, only_old, only_new, notes, threshold, ratios)
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, SWITCHES, axis_name, axis_words
-from pyllama_mtp.measure.text import counted
+from pyllama_mtp.measure.text import CONFIDENCE, counted
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.plan import ImageFile
@@ -272,8 +272,15 @@ def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
 
 def by_cpu_time(cell: Cell) -> bool:
     """Whether ratios of this cell can use CPU time: it is known, of one thread, on a CPU."""
-    threads = cell.settings.get("n_threads") or cell.machine.get("cores")
-    return threads == 1 and cell.backend == "CPU" and all(one.cpu_s for one in cell.samples)
+    return (
+        threads_of(cell) == 1 and cell.backend == "CPU" and all(one.cpu_s for one in cell.samples)
+    )
+
+
+def threads_of(cell: Cell) -> int:
+    """CPU threads of a cell, the most where they are chosen while it is measured; 0: not known."""
+    n = cell.settings.get("n_threads")
+    return n if isinstance(n, int) else int(cell.machine.get("cores") or 0)
 
 
 def _by_repeat(cell: Cell, figure: Figure, by_cpu: bool) -> dict[int, float]:
@@ -352,8 +359,6 @@ def _setting(cell: Cell) -> tuple[object, ...]:
 
 # -- intervals -------------------------------------------------------------------------------------
 
-#: Probability, 0 to 1, that all intervals made together hold the true values.
-CONFIDENCE = 0.95
 _DRAWS = 2000
 _SEED = 20240229
 

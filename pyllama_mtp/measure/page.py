@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
 TITLE = "pyllama-mtp: prefill and decode, with and without MTP"
-Kind = Literal["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
+Kind = Literal["decode", "decode-ratio", "prefill", "prefill-ratio", "acceptance"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TITLES: dict[Kind, str] = {
     "prefill": "Prefill speed",

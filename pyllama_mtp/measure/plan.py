@@ -339,7 +339,9 @@ def axis_value(name: str, word: str) -> Any:
             if power:
                 return tuple(powers(float(rate), int(n)))
             return None if word == "none" else tuple(float(rate) for rate in word.split("/"))
-        kind = type(1 if usual is None else usual)
+        if name == "n_threads" and word == usual:
+            return word
+        kind = int if usual is None or name == "n_threads" else type(usual)
         return kind(word)
     except (KeyError, ValueError):
         raise UsageError(f"{word!r} is no value of the axis {name}") from None

@@ -95,6 +95,7 @@ class MatrixRequest:
         picture: of the prompts of the class "image".
         log_misses: keep every rejected draft in the records.
         budget_s: seconds after which nothing further begins; None: no limit.
+        least_repeats: repeats that are measured whatever the budget.
         output: the file; None: no file.
         advice: what to do about a file that cannot be written.
         resume: go on with the last run in the file.
@@ -115,6 +116,7 @@ class MatrixRequest:
     picture: Picture | None = None
     log_misses: bool = False
     budget_s: float | None = None
+    least_repeats: int = 0
     output: str | None = None
     advice: str = NAME_ANOTHER
     resume: bool = False
@@ -359,7 +361,9 @@ class Matrix:
         if self._request.budget_s is not None and cost is not None:
             left_s = self._request.budget_s - (time.monotonic() - began)
             done = Counter(group.kind for group in groups if group not in pending)
-            dropped = to_drop(pending, done, cost, left_s)
+            certain = [one for one in pending if one.repeat < self._request.least_repeats]
+            others = [one for one in pending if one.repeat >= self._request.least_repeats]
+            dropped = to_drop(others, done, cost, left_s - sum(map(cost, certain)))
         self.dropped = [group for group in pending if group in dropped]
         return next((group for group in pending if group not in dropped), None)
 
@@ -576,9 +580,7 @@ def run_matrix(
     with ExitStack() as stack:
         imaging = None
         if request.picture:
-            imaging = stack.enter_context(
-                Imaging(model, request.picture, request.settings.n_threads)
-            )
+            imaging = stack.enter_context(Imaging(model, request.picture, request.settings.threads))
             request = _planned(request, image=imaging.file)
         own, builds = _runners(request, model, imaging, build, stack)
         peers = _peers(request, model, imaging, n_gpu_layers, builds, say)
@@ -603,12 +605,24 @@ def _planned(request: MatrixRequest, **changes: Any) -> MatrixRequest:
 
 
 def _possible(model: Model, request: MatrixRequest, say: Callable[[str], None]) -> MatrixRequest:
-    """The request without depths above the model's limit, which would be measured twice.
+    """The request without depths above the model's limit, which would be measured twice. Raises
+    UsageError: see :func:`with_room`."""
+    request = with_room(request, model.n_ctx_train)
+    most, planned = model.info.most_drafts, request.plan.depths
+    depths = tuple(min(d, most) if most and isinstance(d, int) else d for d in planned)
+    if depths == planned:
+        return request
+    say(f"{model.info.fewer_drafts}: deeper is not measured")
+    return _planned(request, depths=tuple(dict.fromkeys(depths)))
+
+
+def with_room(request: MatrixRequest, n_ctx_train: int) -> MatrixRequest:
+    """The request for a model trained for so many tokens: without usual sizes that are too long.
 
     Raises:
         UsageError: a size that does not fit into the context, with what is generated after it.
     """
-    limit, whose = model.n_ctx_train, "the model's context"
+    limit, whose = n_ctx_train, "the model's context"
     if 0 < request.settings.n_ctx < limit:
         limit, whose = request.settings.n_ctx, "the context asked for"
     sizes, n = request.plan.sizes, request.plan.max_tokens
@@ -620,33 +634,28 @@ def _possible(model: Model, request: MatrixRequest, say: Callable[[str], None]) 
                 f"{whose}, {limit}"
             )
         request = _planned(request, sizes=fitting)
-    most, planned = model.info.most_drafts, request.plan.depths
-    depths = tuple(min(d, most) if most and isinstance(d, int) else d for d in planned)
-    if depths == planned:
-        return request
-    say(f"{model.info.fewer_drafts}: deeper is not measured")
-    return _planned(request, depths=tuple(dict.fromkeys(depths)))
+    return request
 
 
 def _choose_threads(
     model: Model, request: MatrixRequest, say: Callable[[str], None]
 ) -> MatrixRequest:
-    """The request; if no number of threads was asked for, with one thread less for every core that
-    other programs keep busy. A run that goes on keeps its number."""
+    """The request with a fixed number of threads, so that samples can be compared: in place of
+    "auto", one less than there are cores for each that other programs keep busy. A run that goes on
+    keeps its number."""
     cores = settings_module.available_threads()
-    if request.settings.n_threads is not None or cores == 1 or "n_threads" in request.plan.axes:
+    if request.settings.n_threads != "auto" or "n_threads" in request.plan.axes:
         return request
     output = request.output if request.resume else None
     if output and (run := last_run(output, Path(model.path).name)):
-        threads = run.header.settings.get("n_threads")  # chosen when the run began
+        threads = run.header.settings.get("n_threads") or cores  # chosen when it began
     else:
-        threads = max(1, cores - round(machine.busy_cores()))
-        if threads == cores:
-            return request
-        say(
-            f"other programs keep {cores - threads} of {cores} cores busy; measuring with "
-            f"{counted(threads, 'thread')} (--threads {cores} uses all)"
-        )
+        threads = max(1, cores - round(machine.busy_cores())) if cores > 1 else 1
+        if threads < cores:
+            say(
+                f"other programs keep {cores - threads} of {cores} cores busy; measuring with "
+                f"{counted(threads, 'thread')} (--threads {cores} uses all)"
+            )
     settings = dataclasses.replace(request.settings, n_threads=threads)
     return dataclasses.replace(request, settings=settings)
 
@@ -660,7 +669,7 @@ def _runners(
     builds = {labels[0]: build}
     for label, name in zip(labels[1:], request.libraries[1:], strict=True):
         options = {**request.placement, "mtp": any(request.plan.depths)}
-        picture, n_threads = request.picture, request.settings.n_threads
+        picture, n_threads = request.picture, request.settings.threads
         process = LibraryProcess(name, label, str(model.path), picture, n_threads, **options)
         stack.enter_context(closing(process))
         runners[label], builds[label] = process, process.loaded()

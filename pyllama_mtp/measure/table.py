@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pyllama_mtp.measure import figures
 from pyllama_mtp.measure.figures import (
-    CONFIDENCE,
     LEAST_DRAFTS,
     OURS,
     SPEEDS,
@@ -28,12 +27,15 @@ from pyllama_mtp.measure.figures import (
     mode_words,
     ratio_to,
     shown_rates,
+    threads_of,
     varying,
 )
 from pyllama_mtp.measure.plan import AXES, SWITCHES, axis_name, axis_words
 from pyllama_mtp.measure.text import (
+    CONFIDENCE,
     NONE,
     UNLIMITED,
+    WAITED_MUCH,
     console,
     counted,
     print_whole,
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_WAITED_MUCH = 0.03
 #: Fewer repeats have intervals too wide to tell anything.
 ENOUGH = 3
 #: The `dimension` of columns about images.
@@ -146,6 +147,8 @@ def _speed(figure: Figure) -> list[Column]:
     phase = figure.removesuffix("_tps")
 
     def ratio(cell: Cell, base: Cell | None) -> Spread | None:
+        if cell is base:
+            return 1.0, 1.0, 1.0
         found = ratio_to(cell, base, figure)
         return (found.value, found.low, found.high) if found else None
 
@@ -159,10 +162,15 @@ def _speed(figure: Figure) -> list[Column]:
         Column(
             "range", lambda c, _: c.spread(figure), _bounds(speed_words), left=True, shown="page"
         ),
-        Column("vs\nno-MTP", ratio, lambda v: f"{v[0]:.2f}x"),
+        Column("vs\nno-MTP\npaired", ratio, lambda v: times_words(*v[:2])),
         Column("", with_mtp, name=f"{phase}_ratio", shown=""),
         Column("interval", with_mtp, _bounds("{:.2f}".format), left=True, shown="page"),
     ]
+
+
+def times_words(value: float, low: float | None) -> str:
+    """A ratio: "1.71x"; "~1.7x" from one pair, without a bound."""
+    return f"~{value:.1f}x" if low is None else f"{value:.2f}x"
 
 
 def _bounds(words: Callable[[float], str]) -> Callable[[Spread], str]:
@@ -318,7 +326,7 @@ def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     depth = max((len(cell.drafted) for cell in cells), default=0)
     axes = list(dict.fromkeys(name for cell in cells for name in cell.axes))
     rows, images = [], _with_images(cells)
-    for cell in cells:
+    for cell in ordered(cells):
         base, row = base_of(cell, cells), dict[str, Any]()
         for column in COLUMNS:
             if column.name and (images or column.dimension != IMAGES):
@@ -434,15 +442,15 @@ def waiting_note(cells: Sequence[Cell]) -> list[str]:
     waited = [
         (
             sum(sample.waited_s.values()),
-            sample.elapsed_s * (cell.settings.get("n_threads") or cores),
+            sample.elapsed_s * threads,
         )
         for cell in cells
-        if (cores := cell.machine.get("cores"))
+        if (threads := threads_of(cell))
         for sample in cell.samples
         if sample.waited_s
     ]
     share = sum(part for part, _ in waited) / (sum(whole for _, whole in waited) or 1.0)
-    if share < _WAITED_MUCH:
+    if share < WAITED_MUCH:
         return []
     return [
         f"threads waited for a core {100 * share:.0f} % of the time: other programs are running. "
@@ -540,7 +548,7 @@ def _peer_comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> l
         if theirs.image:
             figures_of = {"encoding and prefill": "prompt_tps", "decode": "decode_tps"}
         speeds = [
-            f"{words} {ratio.value:.2f}x"
+            f"{words} {times_words(ratio.value, ratio.low)}"
             for words, figure in figures_of.items()
             if (ratio := ratio_to(ours, theirs, figure))
         ]
@@ -640,16 +648,18 @@ def _terminal_table(
 def _by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
     """The cells of each model, in their order; without cells one empty part."""
     models = dict.fromkeys(cell.model for cell in cells)
-    return [ordered([cell for cell in cells if cell.model == model]) for model in models] or [cells]
+    return [[cell for cell in ordered(cells) if cell.model == model] for model in models] or [cells]
 
 
-def ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
-    """The cells by class and size as they come, then by program, depth and axes."""
+def ordered(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells by model, class and size as they come, then by program, depth and axes."""
+    models = list(dict.fromkeys(cell.model for cell in cells))
     groups = list(dict.fromkeys((cell.prompt_class, cell.n_prompt) for cell in cells))
     programs = list(dict.fromkeys((cell.run, cell.program, cell.variant) for cell in cells))
     return sorted(
         cells,
         key=lambda cell: (
+            models.index(cell.model),
             groups.index((cell.prompt_class, cell.n_prompt)),
             programs.index((cell.run, cell.program, cell.variant)),
             *(cell.adaptive, cell.n_max),

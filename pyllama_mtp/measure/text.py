@@ -13,9 +13,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pyllama_mtp import Telemetry
+    from pyllama_mtp.measure.figures import Ratio
 
 #: Stands in a table where there is no figure.
 NONE = "-"
+#: Tokens of an answer from which its speed says something.
+ENOUGH_TOKENS = 32
+#: Of the threads' time: who waited more for a core ran beside other programs.
+WAITED_MUCH = 0.03
+#: Probability, 0 to 1, that all intervals made together hold the true values.
+CONFIDENCE = 0.95
 #: Characters per line where no terminal sets a limit.
 UNLIMITED = 1000
 
@@ -116,8 +123,9 @@ def console(file: IO[str] | None, width: int | None = None, plain: bool = False)
 # -- one generation --------------------------------------------------------------------------------
 
 
-def telemetry_lines(telemetry: Telemetry) -> list[str]:
-    """One generation's figures as lines of text; a line without a figure is left out."""
+def telemetry_lines(telemetry: Telemetry, speed_up: Ratio | None = None) -> list[str]:
+    """One generation's figures as lines of text; a line without a figure is left out. `speed_up`:
+    against no MTP, if it was measured; else what adaptive depth knows counts."""
     t = telemetry
     cached = f" ({t.n_cached} of them kept from before)" if t.n_cached else ""
     done = f"{t.n_prompt - t.n_left} of " if t.n_left else ""
@@ -138,10 +146,22 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
         lines += _drafts(t)
     if t.why_no_drafts:
         lines.append(f"no drafts  {t.why_no_drafts}")
-    if t.speed_up:
+    if speed_up:
+        interval = f"{100 * CONFIDENCE:g} %: {speed_up.low or 0:.2f} to {speed_up.high or 0:.2f}"
         lines.append(
-            f"speed-up   the answer came {t.speed_up:.2f} times as fast as without MTP, where each "
-            f"token takes {1e3 * (t.plain_s or 0):.1f} ms, as was measured"
+            f"speed-up   the answer came {speed_up.value:.2f} times as fast as without MTP "
+            f"({interval}), by steps without it that followed"
+        )
+    elif t.speed_up and t.n_generated >= ENOUGH_TOKENS:
+        lines.append(
+            f"speed-up   the answer came about {t.speed_up:.1f} times as fast as without MTP, by "
+            "what a step cost when the session began"
+        )
+    if t.waited_s > WAITED_MUCH * t.n_threads * t.elapsed_s > 0:
+        share = t.waited_s / (t.n_threads * t.elapsed_s)
+        lines.append(
+            f"busy       threads waited for a core {100 * share:.0f} % of the time, for other "
+            f"programs; {counted(t.n_threads, 'thread')} computed in the end"
         )
     follow = t.draft_vocab
     if follow["tokens"]:

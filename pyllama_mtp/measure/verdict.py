@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyllama_mtp.drafting.depth import needed_acceptance
 from pyllama_mtp.measure.figures import OURS, Cell, Ratio, base_of, ratio_to
 from pyllama_mtp.measure.plan import AXES, axis_name, axis_words
-from pyllama_mtp.measure.text import counted, percent
+from pyllama_mtp.measure.text import ENOUGH_TOKENS, counted, percent
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
         base = base_of(cell, cells)
         if cell.program != OURS or cell.variant == "upstream" or cell.adaptive or not cell.n_max:
             continue
+        if cell.max_tokens < ENOUGH_TOKENS:
+            continue
         if not (cell.rounds and base and base.decode_tps and cell.decode_tps):
             continue
         if cell.decode_tps > base.decode_tps:
@@ -191,9 +193,16 @@ def summary(cells: Sequence[Cell]) -> str:
     if not (gains := _gains(cells)):
         return ""
     fewest = min(ratio.n for ratio in gains[0].decode)
+    shortest = min(cell.max_tokens for cell in gains[0].cells)
+    if shortest < ENOUGH_TOKENS:
+        return (
+            f"{counted(shortest, 'generated token')} say too little of the speed for a verdict; "
+            f"take --max-tokens {ENOUGH_TOKENS} or more."
+        )
     if fewest < 2:
         return (
-            "One repeat says nothing of the noise, so there is no verdict; take --repeat 3 or more."
+            f"About {gains[0].typical:.1f} times as fast with MTP ({gains[0].name}), one sample: "
+            "it says nothing of the noise, so there is no verdict; take --repeat 3 or more."
         )
     rough = f" From {counted(fewest, 'repeat')}, so figures are rough."
     return _summary(gains) + (rough if fewest < FEW else "")

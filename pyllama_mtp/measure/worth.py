@@ -16,7 +16,6 @@ import numpy as np
 from pyllama_mtp.drafting.depth import Costs, best_depth, break_even, round_time, speed
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.figures import (
-    CONFIDENCE,
     OURS,
     Cell,
     SeriesKey,
@@ -26,7 +25,15 @@ from pyllama_mtp.measure.figures import (
 )
 from pyllama_mtp.measure.plan import PLAIN_AXES
 from pyllama_mtp.measure.prompts import TEXTS
-from pyllama_mtp.measure.text import NONE, percent, size_name, to_markdown
+from pyllama_mtp.measure.text import (
+    CONFIDENCE,
+    ENOUGH_TOKENS,
+    NONE,
+    counted,
+    percent,
+    size_name,
+    to_markdown,
+)
 from pyllama_mtp.measure.verdict import Round, verdict
 
 if TYPE_CHECKING:
@@ -43,6 +50,8 @@ MOST_ACCEPTANCE = 0.95
 BROKEN_BELOW = 0.30
 #: Another n_ubatch is recommended if it is faster by this factor, beyond noise.
 UBATCH_GAIN = 1.03
+#: Costs of more rows, as a part of those of fewer rows, that noise explains.
+NOISE = 0.9
 #: The name of all classes together.
 ALL = "all"
 
@@ -108,6 +117,19 @@ def costs_markdown(costs: Costs, acceptance: Mapping[str, Sequence[float]]) -> s
             ]
         )
     return to_markdown(headings, rows)
+
+
+def doubt(costs: Costs) -> str:
+    """Why no verdict follows from costs that contradict each other; "": they do not."""
+    for n in range(2, len(costs.verify)):
+        fewer = max(costs.verify[1:n])
+        if costs.verify[n] < NOISE * fewer:
+            return (
+                f"no verdict: {n} rows took {costs.verify[n] / costs.plain:.2f} plain steps, and "
+                f"fewer rows {fewer / costs.plain:.2f}, which cannot be: the machine was busy, or "
+                "there are too few samples; measure again, with more of them"
+            )
+    return ""
 
 
 EXPLANATION = (
@@ -275,6 +297,8 @@ def _acceptance(cells: Sequence[Cell]) -> str:
 
 def _worth(size: int, classes: Mapping[str, Sequence[Sample]], costs: Costs) -> list[str]:
     """What the acceptance of each class is worth at these costs, and the best depth."""
+    if why := doubt(costs):
+        return [f"{why} (prompt {size_name(size)})"]
     rates = {
         name: [
             rate[0] for rate in takewhile(lambda rate: rate is not None, conditional(own)) if rate
@@ -282,15 +306,20 @@ def _worth(size: int, classes: Mapping[str, Sequence[Sample]], costs: Costs) -> 
         for name, own in classes.items()
     }
     *_, last = rates.values()  # of all classes, if there are several
-    best = best_depth(costs, last)
-    said = "no depth is faster than no MTP"
+    *_, samples = classes.values()
+    best, n_tokens = best_depth(costs, last), sum(sample.n_generated for sample in samples)
+    said = "verdict: at the costs measured here no depth is faster than no MTP"
     if best:
-        said = f"depth {best} is the best: {speed(costs, last, best) * costs.plain:.2f}x"
+        gain = speed(costs, last, best) * costs.plain
+        times = f"about {gain:.1f}x, one sample" if len(samples) < 2 else f"{gain:.2f}x"
+        said = f"verdict: at the costs measured here depth {best} is the best: {times}"
+    if n_tokens < ENOUGH_TOKENS:
+        said = f"no verdict: {counted(n_tokens, 'token')} in all say too little"
     return [
         f"Expected decode speed against no MTP by depth, prompt {size_name(size)}",
         costs_markdown(costs, rates),
         EXPLANATION,
-        f"verdict: at the costs measured here {said}",
+        said,
     ]
 
 
@@ -323,9 +352,11 @@ def rejected(cells: Iterable[Cell]) -> list[dict[str, Any]]:
 
 
 def tune_markdown(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
-    """The costs with expected speeds at several rates of acceptance, and :func:`advice`."""
+    """The costs with expected speeds at several rates of acceptance, and :func:`advice`, or why
+    there is none."""
     rates = {f"at {100 * rate:g} %": [rate] * costs.limit for rate in ACCEPTANCE}
-    return "\n\n".join([costs_markdown(costs, rates), EXPLANATION, advice(costs, slow)])
+    said = doubt(costs) or advice(costs, slow)
+    return "\n\n".join([costs_markdown(costs, rates), EXPLANATION, said])
 
 
 def advice(costs: Costs, slow: Mapping[str, float] | None = None) -> str:

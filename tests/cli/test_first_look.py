@@ -57,6 +57,16 @@ def test_the_first_look_is_at_a_usual_size_and_at_real_text(
     assert len(written) == 1, "it is kept"
 
 
+def test_three_repeats_are_measured_however_long_they_take(
+    watched: Watched, cli: Cli, written: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyllama_mtp.cli.matrix.FIRST_BUDGET", "0.000001s")
+    assert cli("matrix", "--threads", "1").code == 0
+    assert {len(c.samples) for c in read_cells("matrix.jsonl")} == {3}
+    assert cli("matrix", "--threads", "1", "--budget", "0.000001s", "--output", "b.jsonl").code == 0
+    assert {len(c.samples) for c in read_cells("b.jsonl")} == {1}
+
+
 @pytest.mark.parametrize("short", ["memory", "disk"])
 def test_the_first_look_does_without_the_synthetic_model_and_says_so(
     watched: Watched, cli: Cli, written: list[Path], monkeypatch: pytest.MonkeyPatch, short: str

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,16 @@ def test_short_options(watched: Watched, cli: Cli, demo: Model) -> None:
     assert options["sampling"].top_k == 9
     assert prompt == demo.tokenize("hi<|im_end|>", parse_special=False)
     assert cli("generate", "-p", "a", "b").code == 2
+
+
+@pytest.mark.parametrize("depth", ["2", "auto"])
+def test_the_speed_up_is_measured_from_32_tokens_on(cli: Cli, folder: Path, depth: str) -> None:
+    usual = *MODEL, "--stats", "--ignore-eos", "--draft-n-max", depth
+    said = cli(*usual, "-n", "40", "x").err
+    found = re.search(r"came ([\d.]+) times .* \(95 %: ([\d.]+) to ([\d.]+)\)", said)
+    assert found and float(found[2]) <= float(found[1]) <= float(found[3])
+    assert "speed-up" not in cli(*usual, "-n", "31", "x").err
+    assert "speed-up" not in cli(*usual[:-1], "0", "-n", "40", "x").err
 
 
 def test_the_demo_model_says_what_it_is_where_nobody_named_one(watched: Watched, cli: Cli) -> None:

@@ -16,6 +16,7 @@ from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
 from pyllama_mtp.errors import FatalDecodeError, InsufficientMemoryError
 from pyllama_mtp.measure.figures import base_of
 from pyllama_mtp.measure.records import Writer, read_cells, read_file
+from pyllama_mtp.models.synth import write_synthetic
 
 from ..processes import Cli
 from .conftest import SMALL, Watched, interrupt
@@ -154,6 +155,13 @@ def test_a_failure_keeps_finished_samples(watched: Watched, cli: Cli) -> None:
     assert "MTP 2" in result.out
 
 
+@pytest.mark.usefixtures("nothing_loads")
+def test_no_model_is_loaded_if_one_cannot_hold_a_size(cli: Cli, tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "short.gguf", "tiny", "f16", n_ctx_train=512)
+    result = cli(*SMALL, "--model", "short.gguf", "--prompt-sizes", "24,600")
+    assert result.code == 2 and "606 tokens exceed the model's context, 512" in result.err
+
+
 def test_what_a_budget_left_out_is_said_and_recorded(watched: Watched, cli: Cli) -> None:
     result = cli(*SMALL, "--budget", "0.000001s")
     assert result.code == 0
@@ -178,6 +186,7 @@ def test_code_mode_asks_for_code_in_a_chat(watched: Watched, cli: Cli, demo: Mod
 def test_imposed_acceptance_is_said_everywhere(watched: Watched, cli: Cli) -> None:
     rates = [0.8, 0.7, 0.6]
     options = ("--synthetic-acceptance", "0.8,0.7,0.6", "--depths", "0,2,3,auto", "-p", "24")
+    options += ("-n", "32")
     result = cli(*SMALL, *options)
     cells = read_cells("matrix.jsonl")
     assert [(c.n_max, c.adaptive) for c in cells] == [

@@ -19,7 +19,7 @@ def test_table_profile_and_recommendation(in_process: Program) -> None:
     lines = out.splitlines()
     assert lines[0].startswith("| depth | draft | verify | round | break-even % |")
     assert [line.split("|")[1].strip() for line in lines[2:5]] == ["0 (no MTP)", "1", "2"]
-    assert "draft_n_max=" in out
+    assert "draft_n_max=" in out or "no verdict" in out
     assert "| delta net |" in out and "| the prompt itself |" in out
     assert "Not compared: --n-ubatch" in out, "256 tokens have no room for it"
 

@@ -192,7 +192,7 @@ def test_prompts_are_compared_with_the_time_to_encode_on_both_sides() -> None:
         made_cell(0, [made_sample(100, 8, 80.0, 10.0)], program="llama-server", **about),
     ]
     table = bench.Results(cells).markdown()
-    assert "encoding and prefill 0.83x, decode 1.00x" in table
+    assert "encoding and prefill ~0.8x, decode ~1.0x" in table
     assert "its prefill contains the encoding of the image" in table
     mine, theirs = (row for row in table.splitlines() if row.startswith("| 100 |"))
     assert "| 15 | 500.0 | 250.0 |" in mine and "| 15 | - | - |" in theirs

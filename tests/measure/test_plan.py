@@ -140,6 +140,7 @@ def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:
         ("n_ubatch", "256", 256),
         ("p_min", "0.5", 0.5),
         ("n_threads", "2", 2),
+        ("n_threads", "auto", "auto"),
         ("n_sequences", "8", 8),
         ("cache_type_v", "q8_0", "q8_0"),
         ("synthetic_acceptance", "0.5^3", (0.5, 0.25, 0.125)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 from pyllama_mtp.measure.figures import Cell
@@ -10,7 +11,9 @@ from pyllama_mtp.measure.table import (
     LEAST_DRAFTS,
     markdown_table,
     matrix_columns,
+    ordered,
     print_matrix,
+    records,
 )
 from pyllama_mtp.measure.table import (
     matrix_notes as notes_of,
@@ -61,7 +64,7 @@ STATES = [
 
 def test_ratios_are_to_no_mtp_of_the_same_size() -> None:
     rows = matrix_rows(CELLS)
-    assert "|".join(rows[1]) == "512|MTP 3|1,900|0.95x|0.0|150.0|1.50x|0.40|90 80 70|3.40"
+    assert "|".join(rows[1]) == "512|MTP 3|1,900|~0.9x|0.0|150.0|~1.5x|0.40|90 80 70|3.40"
     assert rows[0][3] == rows[0][6] == "1.00x"
     assert rows[2][3] == rows[2][6] == "-", "there is no no-MTP cell of 1024 tokens"
     assert rows[0][8] == rows[0][4] == "-"
@@ -69,12 +72,19 @@ def test_ratios_are_to_no_mtp_of_the_same_size() -> None:
 
 def test_a_switch_has_a_column_if_it_varies() -> None:
     names = [column.title for column in matrix_columns(STATES)]
-    assert names[:6] == ["prompt tokens", "mode", "rows", "sync", "prefill tok/s", "vs no-MTP"]
+    assert names[:6] == [
+        "prompt tokens",
+        "mode",
+        "rows",
+        "sync",
+        "prefill tok/s",
+        "vs no-MTP paired",
+    ]
     assert [row[2:6] for row in matrix_rows(STATES)] == [
         ["-", "-", "2,000", "1.00x"],
-        ["all", "full", "1,000", "0.50x"],
-        ["last", "full", "1,600", "0.80x"],
-        ["last", "kv", "1,960", "0.98x"],
+        ["all", "full", "1,000", "~0.5x"],
+        ["last", "full", "1,600", "~0.8x"],
+        ["last", "kv", "1,960", "~1.0x"],
     ]
     assert [row[6] for row in matrix_rows(STATES)] == ["-", "3.9", "6.2", "7.7"]
     assert "rows" not in [column.title for column in matrix_columns(STATES[2:])]
@@ -114,12 +124,23 @@ def test_a_machine_that_others_keep_busy_is_said() -> None:
     assert note.startswith("threads waited for a core 10 % of the time"), "of two threads"
 
 
+def test_rows_are_in_the_order_of_depth() -> None:
+    models = [
+        replace(cell(depth, 1000, 100), model=model, adaptive=depth == 6)
+        for model in ("b.gguf", "a.gguf")
+        for depth in (6, 3, 0, 2)
+    ]
+    wanted = [(model, depth) for model in ("b.gguf", "a.gguf") for depth in (0, 2, 3, 6)]
+    assert [(row["model"], row["n_max"]) for row in records(models)] == wanted
+    assert [(one.model, one.n_max) for one in ordered(models)] == wanted
+
+
 def test_nothing_is_cut_off_when_it_does_not_fit() -> None:
     """In a very narrow terminal lines run over its edge; figures stay whole."""
     for width in (None, 80, 20):
         text = printed(CELLS, width)
         assert "…" not in text
-        for value in ("1,900", "0.95x", "150.0", "90 80 70"):
+        for value in ("1,900", "~1.5x", "150.0", "90 80 70"):
             assert value in text, (width, text)
         assert ("3.40" in text) == (width != 20)
 
@@ -147,7 +168,7 @@ def test_eighty_columns_are_enough_for_every_switch() -> None:
         ]
         for heading in ("no-MTP", "at 1,2,...", "decode"):
             assert heading in text, text
-    assert not printed(CELLS, 80).splitlines()[5].strip(), "a line between prompt sizes"
+    assert not printed(CELLS, 80).splitlines()[6].strip(), "a line between prompt sizes"
     assert "narrow terminal: sync %;" in " ".join(printed(STATES, 80).split())
     assert "sync %:" not in printed(STATES, 80) and "sync %:" in printed(STATES, None)
     wide = printed(cells, None)

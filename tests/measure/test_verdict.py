@@ -109,8 +109,20 @@ def test_one_repeat_has_no_verdict() -> None:
     base, drafting = (cell(depth, time) for depth, time in ((0, 0.7), (1, 0.44)))
     for one in (base, drafting):
         one.samples, one.repeats = one.samples[:1], [0]
-    assert "One repeat says nothing of the noise" in gained(base, drafting)
-    assert "1.6 times" not in gained(base, drafting)
+    said = gained(base, drafting)
+    assert (
+        said.startswith("About 1.6 times as fast with MTP (depth 1), one sample")
+        and "%" not in said
+    )
+
+
+def test_two_tokens_have_no_verdict() -> None:
+    """A model that accepts nothing in them: no draft was judged at all."""
+    base, drafting = (cell(depth, time, max_tokens=2) for depth, time in ((0, 0.7), (3, 0.9)))
+    for one in (base, drafting):
+        one.samples = [replace(sample, drafted=[], accepted=[], rounds=1) for sample in one.samples]
+    assert gained(base, drafting).startswith("2 generated tokens say too little of the speed")
+    assert verdicts([base, drafting]) == []
 
 
 def verdicts(cells: list[Cell]) -> list[str]:

@@ -17,6 +17,7 @@ from pyllama_mtp.measure.worth import (
     costs_of,
     fastest_depths,
     rejected,
+    tune_markdown,
     ubatch_advice,
 )
 
@@ -84,9 +85,9 @@ def test_positions_that_were_never_judged_have_no_rate() -> None:
 
 def matrix() -> list[Cell]:
     """Two classes; a round of one draft takes 1.5 steps, of two drafts 2 steps."""
-    good, bad = [4, 4], [2, 0]
+    good, bad = [40, 40], [20, 0]
     return [
-        asked(depth, kind, timed(depth, 4, 1 + depth / 4, depth / 4, accepted=hits[:depth]))
+        asked(depth, kind, timed(depth, 40, 1 + depth / 4, depth / 4, accepted=hits[:depth]))
         for kind, hits in (("code", good), ("factual", bad))
         for depth in (0, 2)
     ]
@@ -95,9 +96,9 @@ def matrix() -> list[Cell]:
 def test_classes_and_all_of_them_at_the_deepest_fixed_depth() -> None:
     rows = acceptance_rows([*matrix(), asked(9, "code", timed(9, 4, 1, 1), adaptive=True)])
     assert [(row["class"], row["prompts"], row["rounds"]) for row in rows] == [
-        ("code", 1, 4),
-        ("factual", 1, 4),
-        ("all", 2, 8),
+        ("code", 1, 40),
+        ("factual", 1, 40),
+        ("all", 2, 80),
     ]
     assert [rate and rate[0] for rate in rows[-1]["conditional"]] == [0.75, 4 / 6]
     assert rows[0]["accepted_per_round"] == 2
@@ -117,8 +118,31 @@ def test_expected_speed_is_tokens_over_the_time_of_a_round() -> None:
     shown = acceptance_markdown(matrix())
     assert "| 2 | 0.50 | 1.50 | 2.00 | 62 | 1.50x | 0.75x | 1.12x |" in shown
     assert "verdict: at the costs measured here depth 1 is the best: 1.17x" in shown
-    assert "| as is | code | 1 | 4 | 100 |" in shown
+    assert "| as is | code | 1 | 40 | 100 |" in shown
     assert "Measured were depths 0, 2; other costs are on a line between them." in shown
+
+
+def test_costs_that_contradict_each_other_give_no_verdict() -> None:
+    """Three rows cannot take less time than one."""
+    cells = [asked(depth, "code", timed(depth, 40, s, 0.1)) for depth, s in ((0, 1.0), (2, 0.7))]
+    for cell in cells[1:]:
+        cell.samples[0].accepted = [30, 30]
+    shown = acceptance_markdown(cells)
+    assert "no verdict: 2 rows took 0.85 plain steps, and fewer rows 1.00" in shown
+    assert "is the best" not in shown and "Expected" not in shown
+    costs = costs_of(cells)
+    assert costs and "no verdict: 2 rows" in tune_markdown(costs)
+    assert "draft_n_max" not in tune_markdown(costs)
+    noise = Costs(verify=(0, 1, 0.95, 1.2), draft=(0, 0.05, 0.1))
+    assert "use draft_n_max=2" in tune_markdown(noise)
+
+
+def test_one_sample_and_few_tokens_are_said_to_be_little() -> None:
+    cells = [asked(n, "code", timed(n, 40, 1 + n / 4, n / 4, accepted=[40] * n)) for n in (0, 1)]
+    assert "depth 1 is the best: about 1.3x, one sample" in acceptance_markdown(cells)
+    few = [asked(n, "code", timed(n, 4, 1 + n / 4, n / 4, accepted=[4] * n)) for n in (0, 1)]
+    shown = acceptance_markdown(few)
+    assert "no verdict: 5 tokens in all say too little" in shown and "the best" not in shown
 
 
 def test_a_head_that_never_drafts_well_is_called_broken() -> None:

@@ -11,6 +11,7 @@ import pytest
 from pyllama_mtp import BatchSession, Model, Session, calibration
 from pyllama_mtp.drafting.depth import Costs
 from pyllama_mtp.llama import native
+from pyllama_mtp.machine import Threads
 from pyllama_mtp.measure.text import telemetry_lines
 
 from .support import cached, engine_of, greedy, settings
@@ -127,6 +128,22 @@ def test_a_busy_machine_is_not_remembered(
     with Session(demo, AUTO) as session:
         assert costs_of(session).limit
     assert not files(folder)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_costs_of_fewer_threads_are_not_remembered(
+    demo: Model, folder: Path, monkeypatch: pytest.MonkeyPatch, dropped: bool
+) -> None:
+    class Dropping(Threads):
+        def took(self, kind: object, seconds: float) -> None:
+            self.n = 2 - dropped
+
+    monkeypatch.setattr("pyllama_mtp.llama.context.Threads", Dropping)
+    monkeypatch.setattr("pyllama_mtp.llama.context.TINY", 0)
+    monkeypatch.setattr("pyllama_mtp.settings.available_threads", lambda: 2)
+    with Session(demo, dataclasses.replace(AUTO, n_threads="auto")) as session:
+        assert costs_of(session).limit
+    assert len(files(folder)) == (not dropped)
 
 
 def test_what_rounds_contradict_is_forgotten(demo: Model, text: list[int], folder: Path) -> None:

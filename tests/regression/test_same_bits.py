@@ -16,6 +16,7 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.machine import Threads
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..marks import usual
@@ -84,6 +85,30 @@ def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> 
             for split in SPLITS:
                 together = rows(context, state, split)
                 assert together.tobytes() == alone.tobytes(), (n_before, split)
+
+
+def test_no_bit_depends_on_the_number_of_threads(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts and rounds, and a number that changes after each computation."""
+
+    class Restless(Threads):
+        def took(self, kind: object, seconds: float) -> None:
+            self.n = self.n % self.most + 1
+
+    monkeypatch.setattr("pyllama_mtp.llama.context.Threads", Restless)
+    found, numbers = [], set()
+    for options in ({"n_threads": 1}, {"n_threads": 3}, {"n_threads": 3, "auto_threads": True}):
+        with plain_context(model, n_ctx=1024, n_ubatch=300, n_outputs_max=8, **options) as context:
+            parts = [decode(context, made_up(model, 300, at), at) for at in (0, 300)]
+            for n in (1, 4, 4, 8):
+                at = context.n_past
+                context.decode(made_up(model, n, at), at, np.ones(n, np.int8))
+                parts += [context.logits(row).copy() for row in range(n)]
+                numbers.add((len(found), context.n_threads))
+        found.append(np.stack(parts).tobytes())
+    assert numbers == {(0, 1), (1, 3), (2, 1), (2, 2), (2, 3)}
+    assert found[0] == found[1] == found[2]
 
 
 def test_upstream_differs_here(shape: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def make_cell(
     """A cell of samples with these speeds; `changes`: fields of Cell."""
     values: dict[str, Any] = {
         **{"n_prompt": size, "max_tokens": 64, "time": "2026-11-20T23:31:02+00:00"},
-        "settings": {"draft_n_max": depth, "n_threads": None},
+        "settings": {"draft_n_max": depth, "n_threads": 2},
     }
     samples = [_sample(depth, size, *both) for both in zip(prefill, decode, strict=True)]
     return made_cell(depth, samples, **{**values, "machine": dict(MACHINE), **changes})

@@ -146,6 +146,14 @@ def test_what_differs_besides_is_said() -> None:
     ]
 
 
+def test_a_side_that_was_measured_on_a_busy_machine_is_named() -> None:
+    old, new = [make_cell(2)], [make_cell(2)]
+    for sample in new[0].samples:
+        sample.waited_s = {"decode": sample.elapsed_s}
+    (note,) = compare(old, new).notes
+    assert note.startswith("NEW: threads waited for a core 50 % of the time")
+
+
 def test_two_variants_of_one_file(cli: Cli, write_cells: Write) -> None:
     cells = [*make_matrix(1, variant="upstream", series="u"), *slowed(make_matrix(2), 0.9)]
     path = write_cells("both.jsonl", cells)

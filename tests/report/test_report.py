@@ -211,4 +211,4 @@ def test_adaptive_depth_comes_after_the_fixed_ones(tmp_path: Path) -> None:
     modes = [line.split(" | ")[1] for line in lines if line.startswith("| 512 |")]
     assert modes == ["no-MTP", "MTP 6", "MTP 9", "MTP auto"]
     table = csv.DictReader((tmp_path / "tables.csv").open())
-    assert [row["adaptive"] for row in table] == ["True", "False", "False", "False"]
+    assert [row["adaptive"] for row in table] == ["False", "False", "False", "True"]

@@ -82,7 +82,7 @@ def test_one_command_measures_and_makes_the_page(
     show(browser, tmp_path / "page" / "index.html", WIDE)
     pictures = check(browser, WIDE, 5)
     kinds = [picture["plot"] for picture in pictures]
-    assert kinds == ["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
+    assert kinds == ["decode", "decode-ratio", "prefill", "prefill-ratio", "acceptance"]
     for picture in pictures:
         assert {"#0072b2", "#d55e00", "#009e73"} <= set(picture["colors"]), "depths 2 to 4"
     assert "demo" in browser.find_element("tag name", "body").text
