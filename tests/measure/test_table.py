@@ -114,16 +114,6 @@ def test_a_machine_that_others_keep_busy_is_said() -> None:
     assert note.startswith("threads waited for a core 10 % of the time"), "of two threads"
 
 
-def test_nothing_is_cut_off_when_it_does_not_fit() -> None:
-    """In a very narrow terminal lines run over its edge; figures stay whole."""
-    for width in (None, 80, 20):
-        text = printed(CELLS, width)
-        assert "…" not in text
-        for value in ("1,900", "0.95x", "150.0", "90 80 70"):
-            assert value in text, (width, text)
-        assert ("3.40" in text) == (width != 20)
-
-
 def printed(cells: list[Cell], width: int | None) -> str:
     file = io.StringIO()
     print_matrix(cells, file, width)
