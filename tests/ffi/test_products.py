@@ -20,9 +20,16 @@ from .products import NAMES, TYPES, Products, block, normal, numbers
 
 #: Types whose products of many columns go another way.
 FLOATS_AND_REST = ("F32", "F16", "BF16", "NVFP4")
-MANY = [(n, t) for n, t in zip(NAMES, TYPES, strict=True) if n not in FLOATS_AND_REST]
-EVERY_TYPE = pytest.mark.parametrize("kind", TYPES, ids=NAMES)
-TYPES_FOR_MANY = pytest.mark.parametrize("kind", [t for _, t in MANY], ids=[n for n, _ in MANY])
+#: Types whose tables for quantizing take ggml seconds.
+LONG = ("IQ2_S", "IQ2_XS")
+KINDS = {
+    name: pytest.param(kind, id=name, marks=[pytest.mark.long] if name in LONG else [])
+    for name, kind in zip(NAMES, TYPES, strict=True)
+}
+EVERY_TYPE = pytest.mark.parametrize("kind", KINDS.values())
+TYPES_FOR_MANY = pytest.mark.parametrize(
+    "kind", [kind for name, kind in KINDS.items() if name not in FLOATS_AND_REST]
+)
 FLOATS = pytest.mark.parametrize("kind", [F32, F16, BF16], ids=["F32", "F16", "BF16"])
 #: Columns beyond 8, by the size of a block: with super-blocks of 256 other kernels take over.
 MORE = {32: (9, 16, 17, 31, 32)}

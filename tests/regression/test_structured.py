@@ -27,7 +27,7 @@ PROMPT = 'config = json.loads("""\n'
 #: Of strings.
 PATTERNS = ["^[a-z]{2,6}$", r"^\d{3}-\d{2}$", "^(a|bc)+x$"]
 WARM = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
-N_SCHEMAS, N_TOKENS, AT_ONCE = 120, 200, 8
+N_SCHEMAS, N_TOKENS, AT_ONCE = 80, 200, 8
 PERSON = {
     "type": "object",
     "properties": {
