@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from benchkit import BENCH, RESULTS, ROOT, environment, results
 from benchkit.environment import fetch
-from gguf import GGUFReader, GGUFWriter, PoolingType
+from gguf import GGUFWriter, PoolingType
 
 from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama import native
@@ -96,7 +96,7 @@ def make_models(vocabularies: Path, folder: Path) -> None:
 def write_bert(path: Path, vocabulary: Path) -> None:
     """A BERT with random weights, and the tokenizer of a vocabulary file."""
     n, n_ff, n_layer, n_ctx = 128, 256, 2, 512
-    writer, tokenizer = GGUFWriter(path, "bert"), GGUFReader(vocabulary)
+    writer = GGUFWriter(path, "bert")
     writer.add_block_count(n_layer)
     writer.add_context_length(n_ctx)
     writer.add_embedding_length(n)
@@ -105,8 +105,8 @@ def write_bert(path: Path, vocabulary: Path) -> None:
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
     writer.add_pooling_type(PoolingType.CLS)
-    trimmed.add_metadata(writer, tokenizer, "tokenizer.")
-    n_vocab = len(tokenizer.fields["tokenizer.ggml.tokens"].data)
+    trimmed.add_metadata(writer, vocabulary, "tokenizer.")
+    n_vocab = len(trimmed.read(vocabulary)[0]["tokenizer.ggml.tokens"][0])
     shapes = {"token_embd": (n_vocab, n), "token_types": (2, n), "position_embd": (n_ctx, n)}
     norms = ["token_embd_norm"]
     for i in range(n_layer):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFWriter
 
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
@@ -220,5 +220,5 @@ def _write(
         add_tokens(writer, N_VOCAB_LARGE, "qwen2")
         writer.add_chat_template(CHAT_TEMPLATE)
     else:
-        add_metadata(writer, GGUFReader(demo_path()), "tokenizer.")
+        add_metadata(writer, demo_path(), "tokenizer.")
     finish(writer, tensors)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -223,6 +224,23 @@ def next_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model("qwen3next", tmp_path_factory.mktemp("next") / "next.gguf")
 
 
+@contextmanager
+def loading_at_once() -> Iterator[None]:
+    """Load files, which are known to be good, without a child process that tries each first."""
+    from pyllama_mtp.llama import trial
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "is_child", True)
+        yield
+
+
+@pytest.fixture(scope="module")
+def at_once() -> Iterator[None]:
+    """Of a module whose files are good; see `loading_at_once`."""
+    with loading_at_once():
+        yield
+
+
 def loaded(file: str) -> Any:
     """A fixture: the model of the fixture `file`, loaded once."""
 
@@ -230,7 +248,9 @@ def loaded(file: str) -> Any:
     def model(request: pytest.FixtureRequest, n_gpu_layers: int) -> Iterator[Model]:
         from pyllama_mtp import Model
 
-        with Model(request.getfixturevalue(file), n_gpu_layers=n_gpu_layers) as found:
+        with loading_at_once():
+            found = Model(request.getfixturevalue(file), n_gpu_layers=n_gpu_layers)
+        with found:
             yield found
 
     return model

@@ -4,6 +4,7 @@ MTP head over a part of the vocabulary; rows of an LM head."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,33 @@ Tensors = dict[str, tuple[npt.NDArray[Any], GGMLQuantizationType | None]]
 _SKIP = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture"}
 
 
+@lru_cache(maxsize=4)
+def _read(file: Path, *stamp: int) -> tuple[dict[str, Any], Tensors]:
+    reader = GGUFReader(file)
+    fields = {
+        name: (field.contents(), field.types[0], field.types[-1])
+        for name, field in reader.fields.items()
+    }
+    return fields, {t.name: (t.data, t.tensor_type) for t in reader.tensors}
+
+
+def read(file: Path) -> tuple[dict[str, Any], Tensors]:
+    """The metadata of a file (contents, type, type of entries) and its tensors, by name. It is read
+    once, which takes a while, however often it is asked for."""
+    return _read(file, file.stat().st_mtime_ns, file.stat().st_size)
+
+
 def tensors_of(file: Path) -> Tensors:
     """Bytes and type of every tensor, by name."""
-    return {t.name: (t.data, t.tensor_type) for t in GGUFReader(file).tensors}
+    return dict(read(file)[1])
 
 
-def add_metadata(writer: GGUFWriter, source: GGUFReader, prefix: str = "") -> None:
+def add_metadata(writer: GGUFWriter, source: Path, prefix: str = "") -> None:
     """Add the metadata of `source` whose names begin with `prefix`."""
-    for name, field in source.fields.items():
+    for name, (value, kind, entries) in read(source)[0].items():
         if name.startswith(prefix) and name not in _SKIP:
-            kind = field.types[0]
-            sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, sub_type=sub)
+            sub = entries if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, value, kind, sub_type=sub)
 
 
 def add_values(writer: GGUFWriter, values: Mapping[str, Any]) -> None:
@@ -93,10 +109,8 @@ def rewrite(
 ) -> Path:
     """Write the metadata of `source`, as `change` leaves them, and these tensors; returns `target`.
     `options`: of GGUFWriter."""
-    reader = GGUFReader(source)
-    architecture = str(reader.fields["general.architecture"].contents())
-    writer = GGUFWriter(target, architecture, **options)
-    add_metadata(writer, reader)
+    writer = GGUFWriter(target, read(source)[0]["general.architecture"][0], **options)
+    add_metadata(writer, source)
     change(writer)
     finish(writer, tensors)
     return target

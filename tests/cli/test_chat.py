@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -119,6 +120,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(open_chat: Callable[..., Ter
     terminal.type("\x03")
     terminal.wait_for("> ")
     for _ in range(40):  # one that comes between the prompt's display and its reading is lost
+        time.sleep(0.2)
         terminal.type("\x03")
         if terminal.shows("> ", 0.5):
             break

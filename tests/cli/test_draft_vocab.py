@@ -71,11 +71,6 @@ def test_coverage_is_the_share_of_the_text(cli: Cli, demo: Model, demo_file: Pat
     assert "expect less for other text" in out
 
 
-def test_sizes_of_a_large_vocabulary() -> None:
-    assert modelfiles._sizes(248_320) == (8192, 16384, 32768, 65536)
-    assert modelfiles._sizes(32_768) == (8192, 16384)
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 64, 100_000])
 def test_pieces_of_a_text_end_with_a_line(
     text: Path, monkeypatch: pytest.MonkeyPatch, chunk: int

@@ -16,6 +16,7 @@ import pytest
 from pyllama_mtp.errors import HubQuantError
 from pyllama_mtp.models.hub import choose, head_of, mmproj_of
 
+from ..marks import usual
 from ..models.test_parts import write_parts
 from ..processes import Program, RunPython, environment, start
 
@@ -236,10 +237,10 @@ def test_what_cannot_be_fetched_is_told(hub: Hub, run_python: RunPython, tmp_pat
 
 @pytest.mark.parametrize(
     ("variables", "message"),
-    [
+    usual(
         ({"HF_ENDPOINT": NOWHERE}, b"cannot be reached .*give its path"),
-        ({"HF_HUB_OFFLINE": "1"}, b"HF_HUB_OFFLINE is set; .*give its path"),
-    ],
+        long=[({"HF_HUB_OFFLINE": "1"}, b"HF_HUB_OFFLINE is set; .*give its path")],
+    ),
 )
 def test_no_network_and_nothing_in_the_cache(
     program: Program, tmp_path: Path, variables: dict[str, str], message: bytes

@@ -46,35 +46,39 @@ def test_chat_shows_images(program: Program, seeing: Path) -> None:
     assert "which image? /image FILE" in err
 
 
-def test_chat_says_what_is_missing(program: Program, seeing: Path, demo: Model) -> None:
+def test_chat_says_what_is_missing(
+    program: Program, in_process: Program, seeing: Path, demo: Model
+) -> None:
     """The conversation goes on without an encoder; one that was named and is bad ends it."""
     script = f"/image {seeing.parent}/one.png\nWhat?\n".encode()
     done = program("chat", "-m", seeing, *QUICK, "--mmproj", "none", input=script)
     assert b"and --mmproj is none" in done.stderr and done.stdout.strip()
     other = write_synthetic_mmproj(seeing.parent / "other.gguf", demo.n_embd_inp + 1)
-    done = program("chat", "-m", seeing, *QUICK, "--mmproj", other, input=script, code=2)
+    done = in_process("chat", "-m", seeing, *QUICK, "--mmproj", other, code=2)
     assert f"models of width {demo.n_embd_inp + 1}".encode() in done.stderr
 
 
-def test_generate_shows_images(program: Program, seeing: Path) -> None:
+def test_generate_shows_images(in_process: Program, seeing: Path) -> None:
     options = ("-m", seeing, *QUICK, "--json", "--image", seeing.parent / "one.png")
     for words in (("What?",), ("--chat", "What?")):
-        done = program("generate", *options, *words)
+        done = in_process("generate", *options, *words)
         telemetry = json.loads(done.stdout)["telemetry"]
         assert telemetry["n_image_tokens"] == 15 < telemetry["n_prompt"]
         assert telemetry["encode_s"] > 0
     (seeing.parent / "mmproj-F16.gguf").unlink()
-    refused = program("generate", *options, "What?", code=2)
+    refused = in_process("generate", *options, "What?", code=2)
     assert b"has no mmproj*.gguf for this model" in refused.stderr
 
 
-def test_inspect_says_with_what_a_model_sees(program: Program, seeing: Path, demo: Model) -> None:
+def test_inspect_says_with_what_a_model_sees(
+    in_process: Program, seeing: Path, demo: Model
+) -> None:
     """With which of several files; or why it does not see."""
 
     def told() -> tuple[str, object]:
-        lines = program("inspect", seeing).stdout.decode().splitlines()
+        lines = in_process("inspect", seeing).stdout.decode().splitlines()
         (line,) = (line for line in lines if line.startswith("images"))
-        return line, json.loads(program("inspect", seeing, "--json").stdout)["mmproj"]
+        return line, json.loads(in_process("inspect", seeing, "--json").stdout)["mmproj"]
 
     folder = seeing.parent
     best = folder / "mmproj-F16.gguf"

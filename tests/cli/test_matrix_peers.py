@@ -13,6 +13,7 @@ import pytest
 from pyllama_mtp.measure.figures import paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import read_cells, read_file
 
+from ..marks import usual
 from ..processes import Cli, environment, start
 from .conftest import SMALL as USUAL
 from .conftest import Watched
@@ -115,7 +116,7 @@ def test_one_that_fails_is_reported_and_the_rest_measured(
     assert all(len(cell.samples) == 2 and not cell.skipped for cell in found().values())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", usual(signal.SIGINT, signal.SIGKILL, long=[signal.SIGTERM]))
 def test_no_server_outlives_an_interrupted_run(
     fake_peers: Any,
     tmp_path: Path,

@@ -12,6 +12,7 @@ from ..architectures import write_model
 from ..marks import usual
 from ..processes import Program
 
+pytestmark = pytest.mark.usefixtures("at_once")
 BLOCKS = {"glm4moe": 1, "step35": 2}
 SMALL = ("-p", "32", "-n", "12", "--repeat", "1", "--threads", "1", "--format", "markdown")
 FEWER = b"step35.gguf has 2 MTP blocks, each of which drafts one token: at most 2 a round"
@@ -57,8 +58,9 @@ def test_matrix(other: Path, in_process: Program) -> None:
     assert (FEWER + b": deeper is not measured\n" in done.stderr) == several
 
 
-def test_tune_and_accept(other: Path, in_process: Program) -> None:
-    """They measure at the most drafts that the model can make in a round."""
+@pytest.mark.long
+def test_tune(other: Path, in_process: Program) -> None:
+    """It measures at the most drafts that the model can make in a round."""
     several = BLOCKS[other.stem] > 1
     done = in_process(
         *("tune", "-m", str(other), "--limit", "3", "--prompt-size", "40", "--threads", "1"),
@@ -66,8 +68,13 @@ def test_tune_and_accept(other: Path, in_process: Program) -> None:
     )
     assert len(json.loads(done.stdout)["draft"]) == 1 + (2 if several else 3)
     assert (FEWER in done.stderr) == several
+
+
+def test_accept(other: Path, in_process: Program) -> None:
+    """As `tune`."""
+    several = BLOCKS[other.stem] > 1
     done = in_process(
-        *("accept", "-m", str(other), "--classes", "code", "--prompts-per-class", "2", "-n", "24"),
+        *("accept", "-m", str(other), "--classes", "code", "--prompts-per-class", "2", "-n", "12"),
         *("--context-lengths", "none", "--threads", "1"),
         *("--format", "markdown"),
     )

@@ -14,6 +14,7 @@ from pyllama_mtp.models.ggufinfo import read_gguf
 from ..plain import ARCHITECTURES, N_VOCAB, write_model
 from ..processes import Program
 
+pytestmark = pytest.mark.usefixtures("at_once")
 ONE_THREAD = ("--threads", "1")
 
 

@@ -74,6 +74,7 @@ def test_chat(tmp_path: Path) -> None:
         assert before[0] <= n_cached < n_prompt, "what the turns share is not processed again"
 
 
+@pytest.mark.long
 def test_matrix(tmp_path: Path) -> None:
     out = run(tmp_path, "matrix", "--sizes", "32,64", "--output", "cells.jsonl")
     rows = re.findall(r"^\| (32|64) \| (no-MTP|MTP [23]) \| ([\d.,]+) \|", out, re.MULTILINE)
@@ -82,6 +83,7 @@ def test_matrix(tmp_path: Path) -> None:
     assert len(bench.read(tmp_path / "cells.jsonl")) == 6
 
 
+@pytest.mark.long
 def test_choose_depth(tmp_path: Path) -> None:
     out = run(tmp_path, "choose_depth", "--limit", 2)
     table, _, tried = out.partition("\non this prompt:\n")
@@ -91,6 +93,7 @@ def test_choose_depth(tmp_path: Path) -> None:
     assert all(int(speed) > 0 for _, speed in speeds)
 
 
+@pytest.mark.long
 def test_compare_builds(tmp_path: Path) -> None:
     out = run(tmp_path, "compare_builds", "--repeat", 2)
     found = re.findall(
@@ -102,6 +105,7 @@ def test_compare_builds(tmp_path: Path) -> None:
     assert all(float(low) <= float(ratio) <= float(high) for _, _, ratio, low, high in found)
 
 
+@pytest.mark.long
 def test_notebook(tmp_path: Path) -> None:
     out = run(tmp_path, "notebook", "--output", "figure.png")
     assert len(re.findall(r"^\d +(?:64|256) +[03] +\d", out, re.MULTILINE)) == 4

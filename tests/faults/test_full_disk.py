@@ -71,6 +71,7 @@ def test_matrix_keeps_what_was_finished(command: Run, tmp_path: Path) -> None:
     assert len(run.measured) == 2 * 3
 
 
+@pytest.mark.long  # its records are those of matrix
 def test_accept_keeps_what_was_finished(command: Run, tmp_path: Path) -> None:
     words = ("accept", "--prompts-per-class", "1", "--max-tokens", "8", "--context-lengths", "none")
     done = command(*words, *ONE, "--output", "a.jsonl", most=4000)
@@ -106,6 +107,7 @@ def test_a_report_replaces_files_as_a_whole(run_python: Run, tmp_path: Path) -> 
     assert done.stdout == "whole\n", done.stderr
 
 
+@pytest.mark.long  # see models/test_writing.py
 def test_models_and_draft_vocabularies(command: Run, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("def read_lines(path):\n" * 99)
     for name, words in (

@@ -44,7 +44,7 @@ def assert_rows_are_rows_alone(ggml: Attention, one: Case, counts: tuple[int, ..
 # -- the values ------------------------------------------------------------------------------------
 
 SIZES = [(kind, 8, cells) for kind in TYPES for cells in (8, 65, 300, 4700)]
-MORE_ROWS = [(rows, cells) for rows in (9, 12, 17, 31, 48, 61, 70) for cells in (70, 128, 129, 700)]
+MORE_ROWS = [(rows, cells) for rows in (9, 17, 48, 70) for cells in (70, 129, 700)]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_row_that_sees_nothing_is_zero(ggml: Attention) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("cells", usual(9, 65, 513, 700, 4099, long=(64, 257, 511, 5000)))
+@pytest.mark.parametrize("cells", usual(9, 65, 513, long=(64, 257, 511, 700, 4099, 5000)))
 def test_the_rows_beside_it(ggml: Attention, cells: int, kind: str) -> None:
     one = case(cells, type_k=TYPES[kind], type_v=TYPES[kind])
     assert_rows_are_rows_alone(ggml, one, (2, 3, 5, 8) if cells > 1000 else (2, 3, 4, 5, 6, 7, 8))
@@ -189,7 +189,7 @@ def test_rows_that_see_other_cells(ggml: Attention) -> None:
     assert_rows_are_rows_alone(ggml, one, (2, 3, 5, 8))
 
 
-@pytest.mark.parametrize("n_threads", [1, 3, 5])
+@pytest.mark.parametrize("n_threads", [1, 5])
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize(
     ("rows", "cells"),
@@ -205,7 +205,7 @@ def test_the_number_of_threads(
     assert ggml.run(one, n_threads).tobytes() == ggml.run(one, 2).tobytes()
 
 
-UNSEEN = [(kind, 4, cells) for kind in TYPES for cells in (10, 63, 256, 500, 4096, 4150)]
+UNSEEN = [(kind, 4, cells) for kind in TYPES for cells in (10, 256, 500, 4150)]
 
 
 @pytest.mark.parametrize(("kind", "rows", "cells"), [*UNSEEN, *((k, 20, 130) for k in KINDS)])

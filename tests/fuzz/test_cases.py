@@ -120,6 +120,7 @@ def test_sizes_of_tensor_types_are_those_of_the_library() -> None:
     assert {n: (name.upper(), *size) for n, (name, *size) in TENSOR_TYPES.items()} == theirs
 
 
+@pytest.mark.long
 def test_the_program_counts_and_repeats(
     demo_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

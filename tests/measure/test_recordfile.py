@@ -99,24 +99,14 @@ def test_published_results_are_read(results: Path) -> None:
     ("line", "message"),
     [
         (b"not json", "damaged, not a line of JSON"),
-        (b'{"schema": 2, "kind": "sam', "damaged"),
         (b"\xff\xfe", "damaged"),
         (b"[1, 2]", "not a record of a matrix: no object with"),
         (b'{"a": 1}', "not a record of a matrix: no object with a schema$"),
         (b'{"schema": 1, "kind": "run"}', "schema 1 is unknown; this version reads 2"),
-        (b'{"schema": "2", "kind": "run"}', "schema '2' is unknown"),
         (b'{"schema": 2, "kind": "party"}', r"Invalid value 'party' - at `\$.kind`"),
-        (
-            b'{"schema": 2, "kind": "sample"}',
-            "not a record of a matrix: .*missing required field `cell`",
-        ),
         (records.sample(run="b"), "run b has not begun"),
         (records.sample(0), "repeat 0 of this cell is there already"),
         (records.run(), "run a has begun already"),
-        (
-            records.sample(1, drafted=[1.5]),
-            r"Expected `int`, got `float` - at `\$.sample.drafted\[0\]`",
-        ),
         ({**records.sample(1), "repeat": -1}, r"Expected `int` >= 0 - at `\$.repeat`"),
         ({**records.sample(1), "cell": {**records.cell(), "build": "x"}}, "no build 'x'"),
         (

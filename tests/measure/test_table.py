@@ -135,16 +135,6 @@ def test_rows_are_in_the_order_of_depth() -> None:
     assert [(one.model, one.n_max) for one in ordered(models)] == wanted
 
 
-def test_nothing_is_cut_off_when_it_does_not_fit() -> None:
-    """In a very narrow terminal lines run over its edge; figures stay whole."""
-    for width in (None, 80, 20):
-        text = printed(CELLS, width)
-        assert "…" not in text
-        for value in ("1,900", "~1.5x", "150.0", "90 80 70"):
-            assert value in text, (width, text)
-        assert ("3.40" in text) == (width != 20)
-
-
 def printed(cells: list[Cell], width: int | None) -> str:
     file = io.StringIO()
     print_matrix(cells, file, width)

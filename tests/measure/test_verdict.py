@@ -78,20 +78,6 @@ def test_that_it_loses_and_why() -> None:
     assert "about as fast as without" in gained(cell(0, 0.7), cell(1, 0.695))
 
 
-@pytest.mark.parametrize(
-    ("factor", "words"),
-    [
-        (1.1, "the prompt takes 10 % longer"),
-        (0.9, "the prompt takes 10 % less time"),
-        (1.001, "the prompt takes as long"),
-    ],
-)
-def test_it_says_what_happens_to_the_prompt(factor: float, words: str) -> None:
-    drafting = cell(1, 0.44)
-    drafting.samples[0].prefill_tps /= factor
-    assert f"; {words}." in gained(cell(0, 0.7), drafting)
-
-
 def test_ratios_that_may_be_noise_are_no_gain() -> None:
     """Within a repeat 0.9, 1.03 and 1.2: an interval around 1."""
     base, drafting = (cell(depth, 0.7) for depth in (0, 1))

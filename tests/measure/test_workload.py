@@ -71,6 +71,7 @@ def test_a_byte_order_mark_is_no_text() -> None:
 # -- classes and modes -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_documentation_does_not_run_out() -> None:
     """Source code follows the documentation, which has fewer than a million tokens."""
     assert sum(map(len, docstrings())) > sum(map(len, stdlib_texts())) + 500_000

@@ -24,7 +24,7 @@ def wide(shape: str) -> dict[str, int]:
     return {name: n for name, n in WIDE.items() if (name == "n_ff_exp") <= (shape == "tiny-moe")}
 
 
-@pytest.fixture(scope="module", params=["tiny", "tiny-moe"])
+@pytest.fixture(scope="module", params=usual("tiny", long=["tiny-moe"]))
 def shape(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

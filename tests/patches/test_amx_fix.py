@@ -18,6 +18,8 @@ import pytest
 from pq.apply import stage
 from pq.series import VARIANTS, read_series
 
+from ..marks import usual
+
 SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
 
 # From the table above the function: B in tiles 0 and 1 (8 rows of 64 bytes), A in 2 and 3 (16 rows
@@ -121,7 +123,7 @@ def copies(pinned_tree, tmp_path_factory) -> dict[str, Path]:
     return {variant: root / variant for variant in VARIANTS}
 
 
-@pytest.mark.parametrize("level", ["-O1", "-O2", "-O3"])
+@pytest.mark.parametrize("level", usual("-O3", long=["-O1", "-O2"]))
 def test_patched_function_loads_the_whole_configuration(copies, gcc, tmp_path, level):
     loaded = loaded_configuration(copies["patched"], gcc, level, tmp_path)
     assert loaded.hex() == EXPECTED.hex()

@@ -242,7 +242,7 @@ NEWEST = {
 }
 
 
-FEW = ("llama.cpp decides", "an older date", "a newer one of its own")
+FEW = ("llama.cpp decides", "an older date")
 
 
 @pytest.mark.parametrize("case", usual(*FEW, long=[case for case in NEWEST if case not in FEW]))
@@ -266,7 +266,9 @@ def test_latest_tries_the_newest_tree_of_both_packages(queue, index, case, capsy
         assert f"\ntried: {tried}\nok   {PATCH_1}: applies\n" in output
 
 
-@pytest.mark.parametrize("version", ["9.9.9", "llama-cpp-python==9.9.9", "xllamacpp==2026.10.77"])
+@pytest.mark.parametrize(
+    "version", usual("xllamacpp==2026.10.77", long=["9.9.9", "llama-cpp-python==9.9.9"])
+)
 def test_latest_of_a_release_that_is_named(queue, index, version, capsys):
     queue.release(
         {}, index / "xllamacpp-2026.10.77.tar.gz", version="2026.10.77", package="xllamacpp"

@@ -69,10 +69,11 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from pyllama_mtp import BatchSession, Model, Session, Settings
-from pyllama_mtp.llama import native
+from pyllama_mtp.llama import native, trial
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 
+trial.is_child = True  # files are good, and need no child process that tries them
 EDGES, SMALL = {EDGES}, dict(n_ctx={N_CTX}, n_batch={N_BATCH}, n_ubatch={N_UBATCH}, n_threads=1)
 
 def made_up(model, n):

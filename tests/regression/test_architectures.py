@@ -17,7 +17,7 @@ from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.drafting.head import HeadDrafter
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.errors import ModelFileError, UsageError
-from pyllama_mtp.llama import native
+from pyllama_mtp.llama import native, trial
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.measure.peers import (
     VARIABLE,
@@ -31,8 +31,10 @@ from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.sequence import Drafts
 
 from ..architectures import architectures, write_model
+from ..marks import usual
 from .support import N_BATCH, N_CTX, alone, draft_ids, engine_of, made_up, settings
 
+pytestmark = pytest.mark.usefixtures("at_once")
 OTHERS = [name for name, one in ARCHITECTURES.items() if not one.validated]
 #: MTP blocks of those that have several.
 N_BLOCKS = 3
@@ -242,6 +244,9 @@ def test_options_that_do_not_apply(other: Model, option: dict[str, object]) -> N
     Session(other, settings(0, **option)).close()
 
 
+@pytest.mark.parametrize(
+    "other", usual("glm4moe", long=[name for name in OTHERS if name != "glm4moe"]), indirect=True
+)
 def test_a_head_in_a_file_of_its_own(other: Model, tmp_path: Path) -> None:
     """Beside the trunk, and grafted to it again; with weights, an LM head too, of another type."""
     head, trunk, whole = (tmp_path / name for name in ("h.gguf", "t.gguf", "w.gguf"))
@@ -278,19 +283,28 @@ def test_depth_is_chosen(other: Model) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "changes", "said"),
-    [
+    usual(
         ("glm4moe", {"nextn_predict_layers": 0}, "incomplete, 1 missing: metadata key"),
-        ("glm4moe", {"block_count": 5, "nextn_predict_layers": 3}, "incomplete, "),
-        ("glm4moe", {"attention.head_count": 0}, "glm4moe.gguf"),
         ("glm4moe", {"expert_used_count": 9}, "9 of 4 experts"),
-        ("qwen3next", {"ssm.time_step_rank": 0}, "qwen3next.gguf"),
         ("qwen3next", {"full_attention_interval": 0}, "was ended"),
-        ("bailingmoe3", {"kda.safe_gate": False}, "kda_safe_gate"),
-        ("deepseek2", {"attention.key_length_mla": 32}, "deepseek2.gguf"),
-    ],
+        long=[
+            ("glm4moe", {"block_count": 5, "nextn_predict_layers": 3}, "incomplete, "),
+            ("glm4moe", {"attention.head_count": 0}, "glm4moe.gguf"),
+            ("qwen3next", {"ssm.time_step_rank": 0}, "qwen3next.gguf"),
+            ("bailingmoe3", {"kda.safe_gate": False}, "kda_safe_gate"),
+            ("deepseek2", {"attention.key_length_mla": 32}, "deepseek2.gguf"),
+        ],
+    ),
 )
-def test_damaged_files(tmp_path: Path, arch: str, changes: dict[str, object], said: str) -> None:
+def test_damaged_files(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arch: str,
+    changes: dict[str, object],
+    said: str,
+) -> None:
     """An error that names the file, where some of these would end the process."""
+    monkeypatch.setattr(trial, "is_child", False)
     path = write_model(arch, tmp_path / f"{arch}.gguf", changes=changes)
     with pytest.raises(ModelFileError, match=said) as raised:
         Model(path, mtp=True)

@@ -18,6 +18,7 @@ from pyllama_mtp.request import Limits, Request, make_request
 from pyllama_mtp.scheduler import Scheduler
 from pyllama_mtp.telemetry import BatchTelemetry
 
+from ..marks import usual
 from .support import alone, assert_same_tokens, settings
 from .twocontexts import state
 
@@ -57,7 +58,7 @@ class Served:
         return request.answer
 
 
-@pytest.fixture(params=HOW)
+@pytest.fixture(params=usual("chain", "upstream's way", "auto", long=["plain", "replay"]))
 def served(demo: Model, request: pytest.FixtureRequest) -> Served:
     return Served(demo, request.param)
 

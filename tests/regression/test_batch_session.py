@@ -89,9 +89,10 @@ CASES: dict[str, tuple[int | str, dict[str, object]]] = {
     "least probability": (3, {"p_min": 0.6}),
     "auto": ("auto", {}),
 }
+FEW_CASES = ("no drafts", "chain", "replay", "part of the vocabulary", "upstream's way", "auto")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", usual(*FEW_CASES, long=[c for c in CASES if c not in FEW_CASES]))
 def test_each_gets_what_it_gets_alone(
     demo: Model, prompts: Prompts, alone: list[Answer], gap: float, case: str
 ) -> None:

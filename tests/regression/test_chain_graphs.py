@@ -11,6 +11,7 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama.context import Context
 
+from ..marks import usual
 from .support import made_up, scaled
 from .twocontexts import context, drafts_of, every, in_batches, one_sequence
 
@@ -79,7 +80,7 @@ def test_other_batches_in_between_build_nothing_again(model: Model) -> None:
         assert n_built(found, lambda: [a_round(found, depth) for depth in (3, 0, 3)]) == 0  # type: ignore[func-returns-value]
 
 
-@pytest.mark.parametrize(("n_seqs", "depth"), [(1, 1), (1, 5), (3, 2)])
+@pytest.mark.parametrize(("n_seqs", "depth"), usual((1, 5), (3, 2), long=[(1, 1)]))
 def test_what_is_reserved_is_enough(model: Model, n_seqs: int, depth: int) -> None:
     """Rounds then allocate nothing, however full the cache is; without it they do."""
     grown = []

@@ -19,10 +19,13 @@ MATCH = re.compile(r"f\([a-z]+(, ?[a-z]+)*\)?|f\(?|f\([a-z, ]*")
 GREEDY = Sampling()
 #: So cold that it is greedy, but goes the way of drawn drafts.
 COLD = Sampling(temperature=0.001, seed=3)
+DRAWN = {"draft_sampling": True}, COLD
 TRIED = [
-    pytest.param({}, GREEDY, id="greedy"),
-    pytest.param({"prompt_sync": "full"}, GREEDY, id="greedy upstream"),
-    pytest.param({"draft_sampling": True}, COLD, id="drawn drafts"),
+    ("grammar", {}, GREEDY),
+    ("grammar", *DRAWN),
+    ("bias", *DRAWN),
+    ("penalty", {"prompt_sync": "full"}, GREEDY),
+    ("penalty", *DRAWN),
 ]
 
 
@@ -43,8 +46,7 @@ def equal_texts(
     return equal, changed, accepted
 
 
-@pytest.mark.parametrize(("options", "sampling"), TRIED)
-@pytest.mark.parametrize("constraint", ["grammar", "bias", "penalty"])
+@pytest.mark.parametrize(("constraint", "options", "sampling"), TRIED)
 def test_the_text_is_that_of_plain_decoding(
     demo: Model, text: list[int], constraint: str, options: dict[str, object], sampling: Sampling
 ) -> None:

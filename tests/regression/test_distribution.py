@@ -101,6 +101,7 @@ def second_draw(
     return tokens
 
 
+@pytest.mark.long  # unit/test_rejection.py has it by counting
 def test_wrong_acceptance_is_seen(
     demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch
 ) -> None:

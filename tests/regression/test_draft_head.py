@@ -40,19 +40,17 @@ N_VOCAB = 2055
 # -- logits and tokens -----------------------------------------------------------------------------
 
 #: Shape, type of the matrices, and whether the MTP block has an LM head of its own.
-FILES = [
+FILES = [("tiny", "q4_0", False), ("tiny", "f16", True), ("tiny-moe", "q8_0", False)]
+MORE_FILES = [
     ("tiny", "f16", False),
     ("tiny", "q8_0", False),
-    ("tiny", "q4_0", False),
-    ("tiny", "f16", True),
     ("tiny", "q8_0", True),
     ("tiny-moe", "f16", False),
-    ("tiny-moe", "q8_0", False),
     ("tiny-moe", "q8_0", True),
 ]
 
 
-@pytest.fixture(scope="module", params=["demo", *FILES], ids=str)
+@pytest.fixture(scope="module", params=usual("demo", *FILES, long=[(one,) for one in MORE_FILES]))
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Model files whose embeddings are their LM head ("tiny", the demo model's) and that have one
     ("tiny-moe")."""

@@ -35,6 +35,9 @@ APART = [name for name, one in ARCHITECTURES.items() if not one.in_trunk]
 WHOLE: dict[str, Any] = {"n_ctx": N_CTX, "n_batch": N_CTX, "n_ubatch": N_CTX, "n_threads": 1}
 
 
+pytestmark = pytest.mark.usefixtures("at_once")
+
+
 @pytest.fixture(scope="module", params=architectures.architectures(APART))
 def other(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -190,8 +190,7 @@ def test_without_a_head_that_was_set(demo: Model, demo_file: Path, tmp_path: Pat
 # -- generations -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"p_min": 0.3}], ids=str)
-@pytest.mark.parametrize("kind", ["file", "q8_0"])
+@pytest.mark.parametrize(("kind", "options"), [("file", {}), ("q8_0", {"p_min": 0.3})])
 def test_more_drafts_are_accepted_and_the_text_stays(
     demo: Model, prompts: list[list[int]], kind: str, options: dict[str, object]
 ) -> None:

@@ -67,7 +67,7 @@ def off(context: Context, seq: int) -> float:
     return float(np.abs(context.logits(0) - wanted).max() / np.ptp(wanted))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 0), (1,)])
+@pytest.mark.parametrize("order", [(2, 0, 1), (2, 0)])
 def test_each_goes_back_as_far_as_it_likes(context: Context, order: Sequence[int]) -> None:
     """Equally many rows of each in one graph, in any order, one of them left out."""
     context.decode_batch(some(context, dict.fromkeys(order, 4)))

@@ -48,6 +48,13 @@ REQUESTED: dict[str, Sequence[int]] = {
     "second": (19, 30, 37),
     "all": range(N_TOKENS),
 }
+SOME_ROWS = pytest.mark.parametrize(
+    "requested",
+    [
+        pytest.param(rows, id=name, marks=pytest.mark.long if name in ("last", "second") else ())
+        for name, rows in REQUESTED.items()
+    ],
+)
 
 
 def marks_of(requested: Sequence[int], n: int = N_TOKENS) -> Int8s:
@@ -93,7 +100,7 @@ TARGETS: dict[str, tuple[dict[str, object], bool, bool]] = {
 }
 
 
-@pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
+@SOME_ROWS
 @pytest.mark.parametrize("name", TARGETS)
 def test_rows_of_the_norm_and_of_the_head(
     model: Model, name: str, requested: Sequence[int]
@@ -130,7 +137,7 @@ def decoded(model: Model, requested: Sequence[int], **options: object) -> list[N
         return found.nodes()
 
 
-@pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
+@SOME_ROWS
 @pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
 def test_of_the_block_only_k_and_v_are_computed(
     model: Model, hidden: str, requested: Sequence[int]
@@ -211,7 +218,7 @@ with Model(sys.argv[1]) as model:
                     continue  # its rows are the outputs', and upstream would read more
                 options = dict({COMMON!r}, tap=tap, flash_attn=flash_attn, mtp_head=head)
                 options |= dict(slice=True, trace=True)
-                for wanted in {[list(r) for r in REQUESTED.values()]!r}:
+                for wanted in {[list(REQUESTED[name]) for name in ("none", "some", "all")]!r}:
                     with Context(model, ContextOptions(**options)) as context:
                         marks = np.isin(np.arange({3 * N_UBATCH}), wanted).astype(np.int8)
                         context.decode(tokens, 0, marks, states if head else None)
@@ -221,7 +228,7 @@ with Model(sys.argv[1]) as model:
 """
 
 
-@pytest.mark.parametrize("name", usual("demo_file", "next_file", long=["moe_file"]))
+@pytest.mark.parametrize("name", usual("demo_file", long=["next_file", "moe_file"]))
 def test_with_everything_off_the_graphs_are_upstreams(
     run_python: RunPython, name: str, request: pytest.FixtureRequest
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, Telemetry
 
+from ..marks import usual
 from .support import (
     EDGES,
     N_UBATCH,
@@ -57,8 +58,11 @@ def held(telemetry: Telemetry) -> list[list[bool]]:
     return rounds
 
 
-@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 6])
+USUAL = [(1, "snapshot"), (3, "replay"), (6, "snapshot")]
+ALL = {(depth, rollback) for depth in range(1, 7) for rollback in ("snapshot", "replay")}
+
+
+@pytest.mark.parametrize(("depth", "rollback"), usual(*USUAL, long=sorted(ALL - {*USUAL})))
 def test_demo_model(
     demo: Model, prompts: Prompts, plain: Prompts, gap: float, depth: int, rollback: str
 ) -> None:

@@ -224,7 +224,7 @@ def test_infinite_logits(odd_file: Path, tmp_path: Path) -> None:
         assert last_token(model, tokens) in (0, 201)
 
 
-@pytest.mark.parametrize("column", [0, 15, 16, 1000, 2047, 2048, N_VOCAB - 1])
+@pytest.mark.parametrize("column", usual(0, N_VOCAB - 1, long=[15, 16, 1000, 2047, 2048]))
 @pytest.mark.parametrize("mtp_head", [False, True])
 def test_a_nan_in_any_column(odd_file: Path, tmp_path: Path, column: int, mtp_head: bool) -> None:
     """A NaN is an error in any column; numpy takes the first one for the largest."""

@@ -19,6 +19,7 @@ from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import HEAD_TYPES
 
+from ..marks import usual
 from ..trimmed import head_rows, write_trimmed
 from .draftheads import context, logits_of, set_head
 from .support import draft_ids, greedy, settings
@@ -97,8 +98,14 @@ def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -
         assert logits_of(draft).shape[1] == 10
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_vocab": 512}, {"draft_sampling": True}], ids=str)
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "mxfp4"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    usual(
+        ("q8_0", {"draft_sampling": True}),
+        ("q4_0", {"draft_vocab": 512}),
+        long=[(kind, {}) for kind in ("q8_0", "q4_0", "mxfp4")],
+    ),
+)
 def test_the_text_is_the_same(
     demo: Model, demo_prompts: list[str], kind: str, options: dict[str, object]
 ) -> None:

@@ -18,6 +18,7 @@ from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import RopeScaling
 
 from ..adapters import trunk, write_adapter
+from ..marks import usual
 from ..workers import worker
 from .support import engine_of, made_up
 
@@ -96,15 +97,17 @@ def test_on_the_cpu(
 
 @pytest.mark.parametrize(
     ("name", "options", "n_sequences", "placed"),
-    [
+    usual(
         (*CASES[0], {}),
         (*CASES[2], {"n_gpu_layers": 3}),
-        (*CASES[4], {}),
-        (*CASES[5], {"n_gpu_layers": 1}),
         (*CASES[8], {"n_cpu_moe": 2, "use_mmap": False}),  # mapped is more than is used
-        (*CASES[9], {"cpu_moe": True, "use_mmap": False}),
-        (*CASES[10], {}),
-    ],
+        long=[
+            (*CASES[4], {}),
+            (*CASES[5], {"n_gpu_layers": 1}),
+            (*CASES[9], {"cpu_moe": True, "use_mmap": False}),
+            (*CASES[10], {}),
+        ],
+    ),
 )
 def test_on_a_device(
     request: pytest.FixtureRequest,
@@ -118,7 +121,7 @@ def test_on_a_device(
         assert len(check(model, Settings(n_threads=1, **options), n_sequences)) == 2
 
 
-@pytest.mark.parametrize("layers", [0, 3, -1])
+@pytest.mark.parametrize("layers", usual(3, long=[0, -1]))
 def test_adapters_count_with_the_weights(
     demo_file: Path, demo: Model, tmp_path: Path, layers: int
 ) -> None:

@@ -22,6 +22,7 @@ from pyllama_mtp.drafting.ngram import Match, NgramLookup
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 
+from ..marks import usual
 from ..plain import ARCHITECTURES, WINDOW, write_model
 from ..processes import RunPython
 from .support import (
@@ -36,6 +37,7 @@ from .support import (
 )
 from .test_lookup import script
 
+pytestmark = pytest.mark.usefixtures("at_once")
 AUTO = settings("auto")
 PLAIN = settings(0)
 
@@ -46,7 +48,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {arch: write_model(folder / f"{arch}.gguf", arch) for arch in ARCHITECTURES}
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(
+    scope="module", params=usual("llama", "gemma3", "mamba", long=["qwen3", "k2-horizon"])
+)
 def plain(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Model]:
     with Model(files[request.param]) as model:
         assert not model.has_mtp

@@ -67,7 +67,7 @@ def cache(session: Session) -> KVState:
     ("sync", "rollback"),
     usual(("kv", "snapshot"), ("full", "replay"), long=[("kv", "replay"), ("full", "snapshot")]),
 )
-@pytest.mark.parametrize("shared", [97, 96, 95, 80, 79, 60, 49, 48, 47])
+@pytest.mark.parametrize("shared", usual(97, 95, 80, 79, 48, 47, long=[96, 60, 49]))
 def test_the_closest_checkpoint_is_used(
     demo: Model, text: list[int], gap: float, shared: int, sync: str, rollback: str
 ) -> None:
@@ -89,7 +89,7 @@ def test_no_checkpoints_when_none_are_wanted(demo: Model, text: list[int], gap: 
 
 
 @pytest.mark.parametrize(
-    ("depth", "rollback"), [(3, "snapshot"), (3, "replay"), (0, "auto")], ids=str
+    ("depth", "rollback"), usual((3, "replay"), (0, "auto"), long=[(3, "snapshot")])
 )
 def test_many_prompts_that_share_parts(
     demo: Model, text: list[int], gap: float, depth: int, rollback: str

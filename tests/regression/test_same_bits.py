@@ -23,8 +23,10 @@ from ..marks import usual
 from .support import Floats, decode, made_up, plain_context
 
 #: File types that need no importance matrix; IQ2 and IQ3 are in tests/ffi/test_products.py.
-TYPES = ("q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "iq4_xs")
-MORE = ("f32", "f16", "bf16", "q5_0", "iq4_nl", "mxfp4_moe", "q3_k_m", "q2_k")
+#: Of each way that products go; every type by itself is in ffi/test_products.py.
+TYPES = ("q8_0", "q4_k_m")
+MORE = ("q4_0", "q5_k_m", "q6_k", "iq4_xs", "f32", "f16", "bf16", "q5_0", "iq4_nl", "mxfp4_moe")
+MORE += ("q3_k_m", "q2_k")
 #: How many rows each batch has.
 SPLITS = ([2, 2, 2, 2], [3, 5], [4, 4], [6, 2], [7, 1], [8])
 

@@ -12,6 +12,7 @@ import pytest
 
 from pyllama_mtp import Model, Sampling, Session
 
+from ..marks import usual
 from .support import assert_same_tokens, rounding, settings
 
 WARM = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
@@ -19,7 +20,7 @@ HOT = Sampling(temperature=1.2, top_k=0, top_p=1.0, min_p=0.0)
 
 
 @pytest.mark.parametrize("sampling", [WARM, HOT], ids=["usual", "hot"])
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("depth", usual(3, long=[1]))
 def test_a_seed_gives_the_same_text(
     demo: Model, text: list[int], sampling: Sampling, depth: int
 ) -> None:

@@ -21,6 +21,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
 
+from ..marks import usual
 from .support import EDGES, N_BATCH, N_UBATCH, scaled
 from .support import made_up as text
 from .twocontexts import Marks, every, last, none, some, turns
@@ -47,7 +48,7 @@ def rows(model: Model, tokens: Ints, marks: Of, **options: object) -> Floats:
 # -- rows are upstream's ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", EDGES)
+@pytest.mark.parametrize("n", usual(*EDGES[::3], long=[n for n in EDGES if n not in EDGES[::3]]))
 def test_rows_are_those_of_upstreams_tap(model: Model, n: int) -> None:
     """For any output marks."""
     tokens, first = text(model, n), rows(model, text(model, n), none, tap="all")

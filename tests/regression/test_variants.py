@@ -73,7 +73,7 @@ CASES = [(depth, {"prompt_rows": rows}) for depth in (1, 3) for rows in ("last",
 CASES += [(3, {"rollback": "replay"})]
 
 
-@pytest.mark.parametrize("name", usual("demo_file", "next_file", long=["moe_file"]))
+@pytest.mark.parametrize("name", usual("demo_file", long=["next_file", "moe_file"]))
 def test_either_sync_gives_what_upstream_gives(
     run_python: RunPython, name: str, request: pytest.FixtureRequest
 ) -> None:

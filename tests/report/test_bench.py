@@ -83,17 +83,6 @@ def test_a_plot_in_one_call(pyplot: ModuleType, kind: str) -> None:
     assert mine.containers and mine.get_title(loc="left") == axes.get_title(loc="left")
 
 
-def test_what_the_axes_show(pyplot: ModuleType) -> None:
-    axes = bench.read(MEASURED).plot("decode-ratio")
-    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
-    assert axes.get_xlabel() == "prompt size (tokens; evenly spaced)"
-    assert axes.get_ylabel() == "speed / that of no MTP (linear)"
-    axes.figure.canvas.draw()
-    assert [tick.get_text() for tick in axes.get_xticklabels()][:2] == ["512", "2k"]
-    assert any(list(line.get_ydata()) == [1.0, 1.0] for line in axes.get_lines())
-    assert len(axes.get_lines()) > 3
-
-
 def test_plots_that_cannot_be_drawn(pyplot: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     results = bench.Results([make_cell(3)])
     with pytest.raises(UsageError, match="without beside it"):
@@ -241,18 +230,13 @@ def test_numbers_may_be_those_of_numpy(watched: Watched) -> None:
         ({"foo": 1}, rf"no argument 'foo'; the axes are {', '.join(AXES)}; .* into settings="),
         ({"depths": []}, "no depths"),
         ({"sizes": "64"}, "sizes is '64', it must be a whole number, 1 or more"),
-        ({"sizes": [64.0]}, "sizes is 64.0, it must be a whole number"),
         ({"sizes": True}, "sizes is True; it must be a sequence"),
         ({"depths": "0,2"}, "depths is '0,2', it must be a whole number, 0 or more, or 'auto'"),
-        ({"depths": -1}, "depths is -1, it must be 0 or more"),
         ({"classes": "text,code"}, "unknown class of prompts 'text,code'; known are text, source"),
         ({"prompt_sync": "kv,full"}, "prompt_sync is 'kv,full', it must be one of auto, kv, full"),
-        ({"hidden": None}, "hidden is None; it must be a sequence"),
         ({"draft_vocab": [None]}, "draft_vocab has None"),
-        ({"repeat": 0}, "must be 1 or more"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5, it must be a whole number"),
         ({"budget_s": float("nan")}, "budget_s is nan; it must be a number of seconds above 0"),
-        ({"budget_s": "1m"}, "budget_s is '1m'; it must be"),
         ({"settings": {"n_ctx": 100}}, "settings is a dict; it must be a Settings"),
         ({"sampling": Settings()}, "sampling is a Settings; it must be a Sampling"),
     ],

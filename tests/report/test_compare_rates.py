@@ -50,8 +50,10 @@ def share(found: Sequence[object]) -> float:
     ("noise", "repeat", "ratios"),
     usual(
         (0.03, 3, False),
-        (0.03, 3, True),
-        long=[(noise, 7, ratios) for noise in (0.025, uneven) for ratios in (False, True)],
+        long=[
+            (0.03, 3, True),
+            *((noise, 7, ratios) for noise in (0.025, uneven) for ratios in (False, True)),
+        ],
     ),
 )
 def test_a_thing_is_not_slower_than_itself(noise: object, repeat: int, ratios: bool) -> None:

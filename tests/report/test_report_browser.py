@@ -73,6 +73,7 @@ def check(browser: Any, width: int, pictures: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 def test_one_command_measures_and_makes_the_page(
     browser: Any, program: Program, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ import pytest
 
 from pyllama_mtp.llama import native, rpc
 
+from ..marks import usual
 from ..processes import environment, start
 from ..workers import running_worker
 
@@ -49,11 +50,10 @@ def steps(what: str, demo_file: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("what", "error"),
-    [
+    usual(
         ("twice", "KeyboardInterrupt"),
-        ("patience", "KeyboardInterrupt"),
-        ("handler", "TimeoutError"),
-    ],
+        long=[("patience", "KeyboardInterrupt"), ("handler", "TimeoutError")],
+    ),
 )
 def test_it_is_given_up(demo_file: Path, what: str, error: str) -> None:
     """At the second Ctrl-C, or PATIENCE_S after the first; the handler's exception is raised."""
@@ -74,14 +74,16 @@ def test_one_that_answers_is_not_harmed(demo_file: Path) -> None:
     assert found["again"]["result"] == found["and again"]["result"] == found["whole"]["result"]
 
 
-@pytest.mark.parametrize("what", ["reading", "read", "between"])
+@pytest.mark.parametrize("what", usual("reading", long=["read", "between"]))
 def test_while_loading_or_closing(demo_file: Path, what: str) -> None:
     found = steps(what, demo_file)
     assert found["interrupted"]["error"] == "KeyboardInterrupt"
     assert "result" in found["anew"], found["anew"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), usual((signal.SIGINT, 130), long=[(signal.SIGTERM, 143)])
+)
 def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> None:
     options = ("--max-tokens", "900", "--n-ctx", "1024", "--threads", "1", "--ignore-eos")
     with running_worker() as (worker, address):

@@ -16,20 +16,15 @@ from typing import Any
 
 import pytest
 
+from ..marks import usual
 from ..processes import environment
 from ..workers import running_worker, worker
 
 SCRIPT = Path(__file__).with_name("lose_a_worker.py")
 LIMIT_S = 60  # far above what it takes; a hang would take for ever
-IN_USE = [
-    "prefill, computing",
-    "prefill, computed by nobody",
-    "decode of a context",
-    "decode, computing",
-    "decode, computed by nobody",
-    "decode, stalled",
-    "between",
-]
+IN_USE = ["prefill, computing", "decode, computing", "decode, stalled"]
+LONG = ["prefill, computed by nobody", "decode of a context", "decode, computed by nobody"]
+LONG += ["between"]
 
 
 def json_line(line: str) -> bool:
@@ -88,7 +83,7 @@ def assert_lost(found: dict[str, dict[str, Any]], *steps: str) -> None:
         assert line["seconds"] < 20
 
 
-@pytest.mark.parametrize("when", IN_USE)
+@pytest.mark.parametrize("when", usual(*IN_USE, long=LONG))
 def test_in_use(demo_file: Path, second: str, when: str) -> None:
     and_then = ["and then"] if when == "decode, computing" else []
     found = lose(when, demo_file, second, *and_then)
@@ -108,7 +103,7 @@ def test_in_use(demo_file: Path, second: str, when: str) -> None:
         assert found[step]["result"] == text
 
 
-@pytest.mark.parametrize("when", ["load", "load, stalled"])
+@pytest.mark.parametrize("when", usual("load", long=["load, stalled"]))
 def test_while_loading(demo_file: Path, second: str, when: str) -> None:
     found = lose(when, demo_file, second)
     assert_lost(found, "lost")

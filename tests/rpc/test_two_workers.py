@@ -14,6 +14,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.surgery import drop_head, extract_head
 
 from ..adapters import trunk, write_adapter
+from ..marks import usual
 from ..regression.support import assert_same_tokens, greedy, rounding, settings, written
 from .conftest import named
 
@@ -25,21 +26,23 @@ TOGETHER, APART = {"tensor_split": (1.0, 1.0)}, {"tensor_split": (6.5, 1.5)}
 
 @pytest.mark.parametrize(
     ("placed", "options"),
-    [
+    usual(
         (TOGETHER, {}),
-        (APART, {}),
-        (TOGETHER, {"draft_n_max": 0}),
         (APART, {"prompt_sync": "full"}),
         (TOGETHER, {"rollback": "replay"}),
-        (APART, {"rollback": "replay", "prompt_sync": "full", "draft_n_max": 2}),
-        (TOGETHER, {"prompt_sync": "full"}),
         ({"device": ["RPC1", "RPC0"]}, {}),
-        ({"device": "RPC1"}, {}),
-        ({"split_mode": "none", "main_gpu": 1}, {}),
-        ({"override_tensor": [("ffn_", "CPU")]}, {}),
-        ({"override_tensor": [("ffn_", "RPC0")], "n_gpu_layers": 2}, {}),
         ({"override_tensor": [("output_norm|nextn", "CPU"), (r"[0-3]\.", "RPC1")]}, {}),
-    ],
+        long=[
+            (APART, {}),
+            (TOGETHER, {"draft_n_max": 0}),
+            (APART, {"rollback": "replay", "prompt_sync": "full", "draft_n_max": 2}),
+            (TOGETHER, {"prompt_sync": "full"}),
+            ({"device": "RPC1"}, {}),
+            ({"split_mode": "none", "main_gpu": 1}, {}),
+            ({"override_tensor": [("ffn_", "CPU")]}, {}),
+            ({"override_tensor": [("ffn_", "RPC0")], "n_gpu_layers": 2}, {}),
+        ],
+    ),
     ids=str,
 )
 def test_same_text_as_local(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -111,18 +110,3 @@ def test_a_frame_without_a_line_is_told_by_its_library(sources: findings.Sources
     (found,) = findings.parse(text, sources)
     assert (found.file, found.function) == ("libllama.so.0", "llama_sampler_chain_init")
     assert found.whose == findings.UPSTREAM
-
-
-def test_the_summary_keeps_them_apart(sources: findings.Sources, tmp_path: Path) -> None:
-    text = UBSAN.format(line=2, n=1) + UBSAN.format(line=1, n=1)
-    found = Counter(findings.parse(text, sources))
-    runs = [findings.Run("tests/a.py", "3 passed; stopped after 9 s", ["tests/a.py::test_b"], 9.4)]
-    build = {"upstream_commit": "c" * 40, "series": {"patched": "d" * 64}}
-    target = tmp_path / "summary.md"
-    findings.write_summary(target, runs, found, "none", {"tests/x.py": "why"}, build, "a day")
-    ours, upstreams, rest = target.read_text().split("## ")[1:4]
-    assert "src/llama-graph.cpp:2" in ours and "src/llama-graph.cpp:1 " not in ours
-    assert "src/llama-graph.cpp:1 " in upstreams and rest.startswith("Leaks")
-    assert "| tests/a.py | 3 passed; stopped after 9 s | 9 |" in target.read_text()
-    assert "Failed: `tests/a.py::test_b`" in target.read_text()
-    assert "- tests/x.py: why" in target.read_text()

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from ..marks import usual
 from ..processes import Program, environment, start
 
 Process = subprocess.Popen[str]
@@ -50,7 +51,7 @@ def a_long_stream(url: str, key: str = "any") -> openai.Stream[openai.types.Comp
     return stream
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", usual(signal.SIGTERM, long=[signal.SIGINT]))
 def test_a_signal_ends_it_in_order(launch: Launch, number: signal.Signals) -> None:
     """A running stream gets an end that says why; nothing is accepted any more."""
     process, url = launch(

@@ -143,7 +143,7 @@ def compare(
     )
 
 
-@pytest.mark.parametrize("depth", usual(1, 3, long=[2]))
+@pytest.mark.parametrize("depth", usual(3, long=[1, 2]))
 @pytest.mark.parametrize("name", CASES)
 def test_texts_are_as_frequent_as_the_target_has_them(name: str, depth: int) -> None:
     """Whole texts are counted, so every position given every text before it: a round accepts all,

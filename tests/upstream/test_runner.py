@@ -82,38 +82,6 @@ def test_comparison(case: Any, upstream: Any, patched: Any, problem: str) -> Non
     assert problem in row.problem and bool(problem) == bool(row.problem)
 
 
-def test_the_table_holds_both_results_and_the_reasons() -> None:
-    info = {
-        "series": "0123456789abcdef", "upstream_commit": "c0ffee" * 6, "compiler": "GNU 12",
-        "cpu_features": "avx",
-    }  # fmt: skip
-    rows = [
-        runner.Row(CASE, outcome(PASS=3, SKIP=1), outcome("exit 1", "it broke", PASS=2)),
-        runner.Row(EXPLAINED, outcome("exit 1", "no token 7"), outcome("exit 1", "no token 7")),
-        runner.Row(CASE, outcome(PASS=3), outcome(PASS=3)),
-    ]
-    text = runner.render(rows, {"upstream": info, "patched": info}, 2)
-    line = next(line for line in text.splitlines() if line.startswith("| test-a"))
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells == [CASE.name, "pass (3 PASS, 1 SKIP)", "exit 1 (2 PASS)", "1.2 / 1.2"]
-    assert "1 of 3 lines are not as they should be" in text
-    assert "test-a, demo model: the variants differ" in text and "    it broke" in text
-    assert "test-b: the demo model has no such token" in text and "    no token 7" in text
-    assert "Command: `python tests/upstream/run.py`" in text
-    assert str(runner.ROOT) not in text
-
-
-def test_the_verdict_is_one_sentence() -> None:
-    row = runner.Row(CASE, outcome(PASS=3), outcome(PASS=3))
-    assert runner.verdict([row]) == "All 1 lines are equal on both variants."
-    failing = runner.Row(
-        EXPLAINED, outcome("exit 1", "no token 7"), outcome("exit 1", "no token 7")
-    )
-    assert runner.verdict([row, failing]).endswith(
-        "; 1 of them fail on both, for reasons given below."
-    )
-
-
 def test_every_case_is_one_of_the_unpacked_tests() -> None:
     sys.path.insert(0, str(runner.ROOT / "vendor"))
     import tree
