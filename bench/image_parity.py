@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +25,7 @@ from parity import (
     DEPTHS,
     N_TOKENS,
     N_UBATCH,
+    OUR_LIBRARY,
     TOGETHER,
     Recorded,
     compared,
@@ -35,6 +37,7 @@ from parity import (
 from PIL import Image
 
 from pyllama_mtp import BatchSession, Model, Session
+from pyllama_mtp.llama import native
 from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import ImagePrompt, Vision, position
 from pyllama_mtp.measure.peers import (
@@ -59,15 +62,13 @@ TEXTS = (
 #: Width and height of pictures, by trial: of few tokens, and of more than a graph has.
 SIZES = ((96, 64), (64, 128), (160, 224), (320, 256), (448, 96), (384, 352))
 
-DRAFT_TIE = 0.1  #: as in parity.py
-
 WHAT_IT_SAYS = f"""\
 A trial: all of {N_TOKENS} tokens after one of {len(SIZES) * len(TEXTS)} prompts with images,
 and the number of accepted drafts, at depths {DEPTHS}, {ALONE} and {TOGETHER} (four at
 once). Images are first, in the middle, last, or two; of 8 to 132 tokens each, and graphs have
 {N_UBATCH}. The encoder has random weights; so has "tiny", whose head drafts well. Near ties are as
-in parity.py, but drafts may be {DRAFT_TIE} apart, a little more than after text. Each prompt
-has a server of its own: drafts of llama-server after an image depend on the prompt before it."""
+in parity.py. The last rows have the kernels of our libllama on both sides. Each prompt has a server
+of its own: drafts of llama-server after an image depend on the prompt before it."""
 
 
 def png(seed: int, size: tuple[int, int]) -> bytes:
@@ -118,7 +119,7 @@ def trials(vision: Vision, server: str, depth: int, recorded: Recorded) -> list[
     with BatchSession(model, given, 4) as batch:
         together = batch.generate(asked, **limits).run().results
     return [
-        {"depth": depth, "way": way, "prompt": len(prompt)} | compared(*three, DRAFT_TIE)
+        {"depth": depth, "way": way, "prompt": len(prompt)} | compared(*three)
         for way, found in ((ALONE, alone), (TOGETHER, together))
         for prompt, *three in zip(asked, found, theirs, drafts, strict=True)
     ]
@@ -135,7 +136,10 @@ def main() -> int:
     recorded = Recorded()
     with tempfile.TemporaryDirectory() as folder:
         tiny = write_synthetic(Path(folder) / "tiny.gguf", "tiny", "q8_0", head_noise=0.05)
-        for path in (demo_path(), tiny):
+        models = {"demo": demo_path(), "tiny": tiny, f"tiny, {OUR_LIBRARY}": tiny}
+        for name, path in models.items():
+            if name.endswith(OUR_LIBRARY):  # from now on; this process has loaded its own
+                os.environ["LD_LIBRARY_PATH"] = str(native.locate("patched")[0])
             with Model(path) as model:
                 mmproj = write_synthetic_mmproj(
                     Path(folder) / f"mmproj-{path.name}", model.n_embd_inp
@@ -143,8 +147,8 @@ def main() -> int:
                 with Vision(model, mmproj, n_threads=1) as vision:
                     command = server.command[0]
                     runs = (trials(vision, command, depth, recorded) for depth in DEPTHS)
-                    ended[path.stem] = [trial for found in runs for trial in found]
-            print("\n".join(table({path.stem: ended[path.stem]})), flush=True)
+                    ended[name] = [trial for found in runs for trial in found]
+            print("\n".join(table({name: ended[name]})), flush=True)
     title = "Texts and accepted drafts after images, beside llama-server"
     write_page("image-parity.md", title, server, table(ended), WHAT_IT_SAYS)
     found = [trial for some in ended.values() for trial in some]

@@ -165,14 +165,11 @@ def answers(server: Path, given: Settings, model: Model, prompts: list[list[int]
     return found
 
 
-def compared(
-    ours: Answer, theirs: Any, drafts: dict[int, list[int]], tie: float = DRAFT_TIE
-) -> Trial:
+def compared(ours: Answer, theirs: Any, drafts: dict[int, list[int]]) -> Trial:
     """How a trial ended.
 
     Args:
         drafts: of our session, by position.
-        tie: the largest gap of two drafts that is a near tie.
     """
     told, timings, tokens = ours.telemetry, theirs["timings"], theirs["tokens"]
     accepted, expected = sum(told.accepted), timings.get("draft_n_accepted", 0)
@@ -182,7 +179,8 @@ def compared(
             return trial | {"end": "equal", "said": ""}
         counts = f"{accepted} drafts accepted, the server's {expected}"
         where, gap = draft_gap(drafts, theirs["rounds"])
-        return trial | {"end": "near tie" if gap <= tie else "text only", "said": where + counts}
+        end = "near tie" if gap <= DRAFT_TIE else "text only"
+        return trial | {"end": end, "said": where + counts}
     pairs = enumerate(zip(ours.tokens, tokens, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(ours.tokens), len(tokens)))
     parted = {*ours.tokens[at : at + 1], *tokens[at : at + 1]}
