@@ -28,7 +28,8 @@ def found() -> dict[tuple[str, int], Any]:
     return {(cell.program, cell.n_max): cell for cell in read_cells("matrix.jsonl")}
 
 
-def test_side_by_side_in_one_file_and_table(peers: Any, cli: Cli) -> None:
+def test_side_by_side_in_one_file_and_table(peers: Any, cli: Cli, watched: Watched) -> None:
+    """With the same prompts."""
     result = cli(*SMALL, *BOTH)
     assert result.code == 0, result.err
     cells = found()
@@ -53,6 +54,9 @@ def test_side_by_side_in_one_file_and_table(peers: Any, cli: Cli) -> None:
         assert note in result.out, note
     assert "prompt 24, llama-server, depth 2, repeat 1: prefill 500" in result.err
     assert "samples in matrix.jsonl: 10" in result.err
+    ours = [list(p) for p, options in watched.of("generate") if options["max_tokens"] == 9]
+    sent = [one["prompt"] for one in peers.log("request") if one["n_predict"] == 9]
+    assert sent == [ours[0], ours[0], ours[2], ours[2]] and ours[0] != ours[2]
 
 
 def test_a_depth_is_compared_with_the_same_depth_not_with_adaptive(peers: Any, cli: Cli) -> None:
@@ -65,16 +69,9 @@ def test_a_depth_is_compared_with_the_same_depth_not_with_adaptive(peers: Any, c
     assert note.endswith(f"decode {ratio:.2f}x")
 
 
-def test_the_same_prompts(peers: Any, cli: Cli, watched: Watched) -> None:
-    cli(*SMALL, *BOTH)
-    ours = [list(p) for p, options in watched.of("generate") if options["max_tokens"] == 9]
-    sent = [one["prompt"] for one in peers.log("request") if one["n_predict"] == 9]
-    assert sent == [ours[0], ours[0], ours[2], ours[2]] and ours[0] != ours[2]
-
-
 def test_our_switches_are_not_theirs(peers: Any, cli: Cli) -> None:
     switches = ("--sync", "full,kv", "--draft-vocab", "full", "--synthetic-acceptance", "0.8,0.5")
-    result = cli(*SMALL, *BOTH, *switches)
+    result = cli(*SMALL, "--repeat", "1", "--peers", "llama-server", *switches)
     assert result.code == 0
     assert "llama-server: acceptance imposed by its --spec-synth-rates" in result.out
     cells = read_cells("matrix.jsonl")

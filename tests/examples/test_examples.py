@@ -154,11 +154,13 @@ def test_batch(tmp_path: Path, greedy: Greedy) -> None:
     assert re.search(r"^3 prompts, \d+ rounds, \d+ tok/s$", out, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_rpc(tmp_path: Path) -> None:
     out = run(tmp_path, "rpc")
     assert "the same text:\n" in out and out.count("tokens per round") == 2
 
 
+@pytest.mark.long
 def test_server_client(tmp_path: Path, greedy: Greedy) -> None:
     out = run(tmp_path, "server_client", "--prompt", PROMPT, "--max-tokens", 24)
     assert f"{PROMPT}{greedy(PROMPT, 24)}" in out

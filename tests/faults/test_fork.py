@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ..marks import usual
 from ..processes import RunPython
 
 BEGIN = """
@@ -119,7 +120,7 @@ print("parent works on")
 """
 
 
-@pytest.mark.parametrize("script", [INHERITED, OWN, WORKERS], ids=["inherited", "own", "workers"])
+@pytest.mark.parametrize("script", usual(INHERITED, WORKERS, long=[OWN]))
 def test_a_child(run_python: RunPython, demo_file: Path, script: str) -> None:
     """A child may not use or free what it inherits; it may load its own model."""
     done = run_python(BEGIN + script, demo_file)

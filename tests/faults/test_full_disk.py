@@ -6,7 +6,6 @@ size of files with SIGXFSZ ignored (a part is written, then EFBIG), in a process
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
 import subprocess
@@ -71,16 +70,6 @@ def test_matrix_keeps_what_was_finished(command: Run, tmp_path: Path) -> None:
     assert len(run.measured) == 2 * 3
 
 
-@pytest.mark.long  # its records are those of matrix
-def test_accept_keeps_what_was_finished(command: Run, tmp_path: Path) -> None:
-    words = ("accept", "--prompts-per-class", "1", "--max-tokens", "8", "--context-lengths", "none")
-    done = command(*words, *ONE, "--output", "a.jsonl", most=4000)
-    refused(done, "a.jsonl")
-    lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
-    assert len(lines) > 1 and all(line.endswith(b"\n") and json.loads(line) for line in lines)
-    assert "code" in done.stdout, "the table of what was measured is shown"
-
-
 REPORT = """
 import resource, signal, sys
 from pathlib import Path
@@ -105,22 +94,6 @@ except DiskFullError as error:
 def test_a_report_replaces_files_as_a_whole(run_python: Run, tmp_path: Path) -> None:
     done = run_python(REPORT, tmp_path / "page")
     assert done.stdout == "whole\n", done.stderr
-
-
-@pytest.mark.long  # see models/test_writing.py
-def test_models_and_draft_vocabularies(command: Run, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("def read_lines(path):\n" * 99)
-    for name, words in (
-        ("m.gguf", ("synth", "m.gguf", "--shape", "tiny", "--type", "f16")),
-        ("v.json", ("draft-vocab", "--text", "text.txt", "-o", "v.json")),
-    ):
-        refused(command(*words, most=5000), name)
-        assert not (tmp_path / name).exists()
-        assert command(*words).returncode == 0
-        good = (tmp_path / name).read_bytes()
-        refused(command(*words, "--force", most=5000), name)
-        assert (tmp_path / name).read_bytes() == good
-    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "m.gguf", "v.json"}
 
 
 def test_pairs_and_prompts(command: Run, tmp_path: Path, run_python: Run, demo_file: Path) -> None:

@@ -16,6 +16,8 @@ from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, UsageError
 from pyllama_mtp.llama.owned import Exclusive
 
+from ..marks import usual
+
 PROMPTS = ["def read_lines(path):\n", "class Reader:\n    def __init__(self"]
 SETTINGS = Settings(n_ctx=512, n_threads=1, draft_n_max=3)
 
@@ -24,7 +26,7 @@ def text_of(session: Session, prompt: str, **more: object) -> str:
     return session.generate(prompt, max_tokens=48, ignore_eos=True, **more).run().text  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", usual(0.8, long=[0.0]))
 def test_a_session_each_on_one_model(demo: Model, temperature: float) -> None:
     sampling = Sampling(temperature=temperature, seed=5)
 

@@ -18,6 +18,8 @@ from pyllama_mtp.llama.native import CPU_SWITCHES
 from pyllama_mtp.measure.runner import LibraryProcess, Task, load_library, split_library
 from pyllama_mtp.settings import Sampling, Settings
 
+from ..marks import usual
+
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=2)
 CPU = {"n_gpu_layers": 0, "mtp": True}
 
@@ -69,6 +71,7 @@ def cpu_s(process: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.parametrize("worker", usual("patched", long=["upstream"]), indirect=True)
 def test_sessions_side_by_side_and_idle_between(worker: LibraryProcess) -> None:
     plain = Settings(n_ctx=256, n_threads=2, draft_n_max=0)
     worker.begin(0, task())

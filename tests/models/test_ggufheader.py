@@ -50,10 +50,7 @@ CASES = {
     "empty": (b"", "is empty"),
     "not a GGUF": (b"PK\x03\x04 a zip file", r"not a GGUF.*PK"),
     "GGUF 1": (gguf([], [], version=1), "version 1"),
-    "GGUF 9": (gguf([], [], version=9), "version 9"),
     "big-endian": (gguf([], [], version=3 << 24), "big-endian"),
-    "magic only": (b"GGUF", "truncated"),
-    "counts cut": (gguf([], [])[:20], "truncated.*4 bytes more"),
     "huge tensor count": (gguf([ARCH], [], n_tensors=HUGE), "tensor count is"),
     "tensors that are not there": (gguf([ARCH], [], n_tensors=1000), "tensor count is 1000"),
     "huge metadata count": (gguf([ARCH], [], n_entries=HUGE), "metadata count is"),
@@ -61,10 +58,6 @@ CASES = {
     "huge string array": (
         gguf([entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, HUGE))], [], bytes(64)),
         "length of 'tokenizer.ggml.tokens'",
-    ),
-    "huge number array": (
-        gguf([entry("a", 9, struct.pack("<IQ", 5, 1 << 29))], [], bytes(64)),
-        "length of 'a'",
     ),
     "array of arrays": (gguf([entry("a", 9, struct.pack("<IQ", 9, 1))], [], bytes(64)), "type 9"),
     "unknown value type": (gguf([entry("a", 77, bytes(8))], [], bytes(64)), "unknown type 77"),
@@ -93,10 +86,6 @@ CASES = {
         "expected 32",
     ),
     "tensor data cut": (gguf([ARCH], [tensor("t", (8, 4), 0)], bytes(100)), "28 bytes of tensor"),
-    "tensor far past the end": (
-        gguf([ARCH], [tensor("t", (1 << 30, 1 << 10), 0)], bytes(64)),
-        "bytes of tensor data are missing",
-    ),
 }
 
 

@@ -78,6 +78,7 @@ write_synthetic(sys.argv[1], "tiny", "f16", n_embd=2048, n_ff=8192, n_layer=2)
 """
 
 
+@pytest.mark.long
 def test_memory_stays_bounded_on_a_large_file(run_python: RunPython, tmp_path: Path) -> None:
     """A 260 MB file in a process that may map only 150 MB more than it starts with."""
     path = tmp_path / "large.gguf"

@@ -79,7 +79,7 @@ def after_prompt(found: Context, wanted: TwoContexts, n: int) -> None:
 CASES: dict[str, tuple[Sequence[int], Sequence[int], dict[str, object]]] = {
     "post-norm": ((1, 17, N_BATCH + 1), (1, 2, 3, 5, 8), {}),
     "pre-norm": ((2, 17), (1, 5), {"hidden": "pre-norm"}),
-    "longer than a graph of the trunk": ((17,), (50,), {}),
+    "longer than a graph of the trunk": ((1, 17), (50,), {}),
     "two threads": ((2, 17), (4,), {"n_threads": 2}),
 }
 #: Graphs see a multiple of 256 cells of the cache, so the first steps of a chain see more than they

@@ -15,7 +15,7 @@ from pyllama_mtp.measure.figures import Cell
 from ..marks import usual
 from .conftest import make_matrix
 
-RUNS = 100
+RUNS = 60
 
 
 def uneven(size: int) -> float:

@@ -10,7 +10,6 @@ import pytest
 from pyllama_mtp.measure.page import write_report
 from pyllama_mtp.measure.records import read_cells
 
-from ..marks import usual
 from ..processes import Program
 from .conftest import MEASURED, make_matrix
 
@@ -135,7 +134,8 @@ def test_a_table_that_is_too_wide_scrolls_by_itself(browser: Any, real: Path) ->
         assert inside > outside > 0
 
 
-@pytest.mark.parametrize("width", usual(PHONE, long=[WIDE]))
+@pytest.mark.long
+@pytest.mark.parametrize("width", [PHONE, WIDE])
 def test_long_names_many_series_and_skipped_cells(browser: Any, tmp_path: Path, width: int) -> None:
     long = "a-model-with-a-rather-long-name-and-no-place-to-break-it-" * 3 + ".gguf"
     cells = [

@@ -56,6 +56,7 @@ def test_openai_with_its_helpers(shared: Running) -> None:
     assert isinstance(parsed, Paint)
 
 
+@pytest.mark.long
 def test_langchain(shared: Running) -> None:
     langchain = pytest.importorskip("langchain_openai")
     messages = pytest.importorskip("langchain_core.messages")
@@ -81,6 +82,7 @@ def test_langchain(shared: Running) -> None:
         assert isinstance(found, Paint)
 
 
+@pytest.mark.long
 def test_litellm(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is installed: it takes 250 MB."""
     monkeypatch.setitem(os.environ, "LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -143,6 +145,7 @@ def test_openai_sends_an_image(seeing: Running, wanted: dict[int, tuple[str, int
         assert usage.prompt_tokens_details.cached_tokens > 20
 
 
+@pytest.mark.long
 def test_langchain_sends_an_image(seeing: Running, wanted: dict[int, tuple[str, int]]) -> None:
     """As OpenAI's part, and as its own, which it translates."""
     langchain = pytest.importorskip("langchain_openai")
@@ -161,6 +164,7 @@ def test_langchain_sends_an_image(seeing: Running, wanted: dict[int, tuple[str, 
         assert "".join(chunk.content for chunk in model.stream(ask)) == expected[0]
 
 
+@pytest.mark.long
 def test_litellm_sends_an_image(
     seeing: Running, wanted: dict[int, tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
