@@ -1,8 +1,7 @@
 """Decode beside busy programs: the number of threads that the driver chooses, and fixed ones.
 
-Each sample is a fresh session, as of a command; the numbers of threads take turns beside 0, 1, 2
-loops that keep a core each busy. Samples are appended to --output, so that a table can be measured
-in parts.
+Each sample is a fresh session. Those of a repeat decode by turns, beside 0, 1, 2 loops that keep a
+core each busy. Samples are appended to --output, so that a table can be measured in parts.
 
     python bench/busy.py --output busy.jsonl                         # the demo model
     python bench/busy.py --output busy.jsonl --model FILE --tokens 128
@@ -12,6 +11,7 @@ in parts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -27,8 +27,8 @@ from pyllama_mtp.measure.text import to_markdown
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.settings import available_threads
 
-#: Seconds for the system to spread loops over cores.
-SETTLE_S = 0.5
+#: Seconds for the system to spread loops over cores; turns in which a sample is measured.
+SETTLE_S, TURNS = 0.5, 4
 
 
 @contextmanager
@@ -46,23 +46,32 @@ def measure(args: argparse.Namespace) -> None:
     """Append a sample of every number of threads, beside every number of loops, to the file."""
     numbers = ["auto", *range(1, available_threads() + 1)]
     with Model(args.model) as model, Path(args.output).open("a", encoding="utf-8") as file:
-        prompt = [(7 * i * i + 5) % model.n_vocab for i in range(32)]
-        for loops in args.loops:
-            for number in range(args.repeat):
-                turn = number % len(numbers)
-                with busy(loops):
-                    for n_threads in [*numbers[turn:], *numbers[:turn]]:
-                        settings = Settings(
-                            n_ctx=args.tokens + 64, n_threads=n_threads, draft_n_max=args.depth
-                        )
-                        with Session(model, settings) as session:
-                            run = session.generate(
-                                prompt, max_tokens=args.tokens, ignore_eos=True
-                            ).run()
-                        at = {"model": Path(args.model).name, "depth": args.depth, "loops": loops}
-                        sample = {**at, "threads": n_threads, "tps": run.telemetry.decode_tps}
-                        file.write(json.dumps(sample) + "\n")
-                        file.flush()
+        for loops, number in itertools.product(args.loops, range(args.repeat)):
+            first = number % len(numbers)
+            with busy(loops):
+                speeds = side_by_side(model, [*numbers[first:], *numbers[:first]], args)
+            at = {"model": Path(args.model).name, "depth": args.depth, "loops": loops}
+            for n_threads, tps in speeds.items():
+                file.write(json.dumps({**at, "threads": n_threads, "tps": tps}) + "\n")
+
+
+def side_by_side(
+    model: Model, numbers: list[str | int], args: argparse.Namespace
+) -> dict[str | int, float]:
+    """Tokens per second with each of these numbers of threads."""
+    prompt = [(7 * i * i + 5) % model.n_vocab for i in range(32)]
+    with ExitStack() as stack:
+        runs = {}
+        for n in numbers:
+            settings = Settings(n_ctx=args.tokens + 64, n_threads=n, draft_n_max=args.depth)
+            session = stack.enter_context(Session(model, settings))
+            runs[n] = session.generate(prompt, max_tokens=args.tokens, ignore_eos=True)
+        pieces = {n: iter(run) for n, run in runs.items()}
+        for turn in range(1, TURNS + 1):
+            for n, run in runs.items():
+                while run.telemetry.n_generated < args.tokens * turn // TURNS:
+                    next(pieces[n], None)
+        return {n: run.telemetry.decode_tps for n, run in runs.items()}
 
 
 def table(path: str) -> str:

@@ -101,12 +101,16 @@ def _idle_ticks() -> dict[str, int]:
 CALLS, WINDOW_S, IDLE_WINDOW_S = 3, 0.03, 0.25
 #: A look takes at most one part of so many of the time.
 LOOK_PART = 500
-#: Threads without a core, on average, from which fewer are tried; idle cores from which more are.
-WAITING, IDLE = 0.15, 0.5
+#: Threads without a core, on average of two windows, from which fewer are tried; idle cores from
+#: which more are.
+WAITING, IDLE = 0.25, 0.5
 #: Computations of fewer seconds may spend more of them waiting for each other than they gain.
 SHORT_S = 0.004
-#: More threads stay only if they are faster by this factor.
-GAIN = 1.03
+#: More threads stay only if they are faster by this factor. A trial that is slower by the second
+#: one, for some seconds, ends early.
+GAIN, LOSS, LOSS_S = 1.03, 1.5, 0.01
+#: A longer pause between two computations begins a new window: others may have waited in it.
+GAP_S = 0.01
 #: Seconds between two trials, more after each one in vain; and as a multiple of a trial's.
 PAUSE_S, LONGEST_PAUSE_S, PAUSE_TRIALS = 1.0, 60.0, 20
 #: Computations that a usual time is an average of; those of unknown kinds that end a trial.
@@ -139,14 +143,18 @@ class Threads:
         self._sources = waited, idle, clock
         self._usual: dict[Hashable, float] = {}  # seconds with `n` threads, by kind
         self._before = 0  # the number to go back to after a trial; 0: there is none
-        self._waiting = False  # whether threads waited before the trial
+        self._waiting = 0.0  # threads that waited on average in the last window
+        self._ended = clock()
         self._pause_s, self._next_trial = PAUSE_S, 0.0
         self._spent, self._calls, self._tried, self._expected = 0.0, 0, 0, 0.0
         self._look()
 
     def took(self, kind: Hashable, seconds: float) -> None:
         """Learn from a computation with `n` threads. Those of one `kind` do the same work."""
-        usual = self._usual.get(kind)
+        usual, began = self._usual.get(kind), self._sources[-1]() - seconds
+        if not self._before and began - self._ended > max(GAP_S, seconds):
+            self._look()
+        self._ended = began + seconds
         if not self._before:
             self._usual[kind] = seconds if usual is None else usual + (seconds - usual) / _MEMORY
             self._spent, self._calls = self._spent + seconds, self._calls + 1
@@ -158,6 +166,7 @@ class Threads:
             self._spent, self._calls = self._spent + seconds, self._calls + 1
             self._expected += usual
         enough = self._calls >= CALLS and max(self._spent, self._expected) >= WINDOW_S
+        enough |= self._spent > max(LOSS * self._expected, LOSS_S)
         if enough or self._tried - self._calls >= _OTHERS:
             self._end_trial(enough)
 
@@ -173,9 +182,9 @@ class Threads:
         """At the end of a window: try another number, if that may be faster."""
         spent, calls, before, n = self._spent, self._calls, self._marks, self.n
         waited, idle, passed = (b - a for a, b in zip(before, self._look(), strict=True))
-        self._waiting = waited >= WAITING * spent
-        if self._waiting:
-            n = max(1, n - max(1, round(waited / spent)))
+        waiting, self._waiting = self._waiting, waited / spent
+        if waiting + self._waiting >= 2 * WAITING:
+            n = max(1, n - max(1, round(self._waiting)))
         elif n < self.most and idle >= IDLE * passed:
             n = min(self.most, n + max(1, int(idle / passed)))
         elif spent < SHORT_S * calls:
@@ -189,7 +198,7 @@ class Threads:
         took_s = self._sources[-1]() - self._marks[-1]
         if known and self._expected > (GAIN if more else 1.0) * self._spent:
             # Without others that take cores, more threads will hardly be faster soon.
-            self._pause_s = PAUSE_S if more or self._waiting else LONGEST_PAUSE_S
+            self._pause_s = PAUSE_S if more or self._waiting >= WAITING else LONGEST_PAUSE_S
             self._usual.clear()
         else:
             self._pause_s = min(3 * self._pause_s, LONGEST_PAUSE_S)

@@ -154,7 +154,7 @@ class Settings:
         n_batch: tokens per decode call.
         n_ubatch: tokens per graph.
         n_threads: CPU threads; "auto": as many as cores, and fewer while other programs keep the
-            cores busy and that is faster. The text stays the same.
+            cores busy and that is faster. On an x86 CPU no bit depends on it.
         cache_type_k: type of the K cache. One of CACHE_TYPES.
         cache_type_v: type of the V cache; a quantized one needs flash attention.
         flash_attn: flash attention; "auto": where the backend has it.

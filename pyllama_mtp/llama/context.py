@@ -124,8 +124,8 @@ class Context(Owned, OfThisProcess):
         self._alone = Exclusive("a session or context")
         self.model, self.options = model, options
         self._refuse_options()
-        on_cpu = not (model.on_gpu or model.rpc_servers)
-        auto = options.auto_threads and on_cpu and options.n_threads > 1
+        here = self.library.has_tap and not (model.on_gpu or model.rpc_servers)
+        auto = options.auto_threads and here and options.n_threads > 1
         tiny = sum(model.info.step_types.values()) < TINY
         first = [1 if tiny else None, None]  # of few rows, and of prompts
         self._threads = [Threads(options.n_threads, n) for n in first] if auto else []

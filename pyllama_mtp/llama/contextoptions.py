@@ -26,7 +26,8 @@ class ContextOptions:
 
     Attributes:
         n_threads: CPU threads, of prompts and rounds.
-        auto_threads: fewer while other programs keep the cores busy; see :class:`.Threads`.
+        auto_threads: fewer while other programs keep the cores busy; see :class:`.Threads`. On the
+            CPU, with the patched library.
         mtp_head: False: the trunk (target); True: the MTP block alone, as in upstream.
         with_mtp: a target with the MTP block, which drafts itself; see :meth:`.Context.draft`.
             Needs the patched library.

@@ -89,8 +89,9 @@ def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> 
                 assert together.tobytes() == alone.tobytes(), (n_before, split)
 
 
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
 def test_no_bit_depends_on_the_number_of_threads(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: Model, monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
     """Prompts and rounds, and a number that changes after each computation."""
 
@@ -101,7 +102,9 @@ def test_no_bit_depends_on_the_number_of_threads(
     monkeypatch.setattr("pyllama_mtp.llama.context.Threads", Restless)
     found, numbers = [], set()
     for options in ({"n_threads": 1}, {"n_threads": 3}, {"n_threads": 3, "auto_threads": True}):
-        with plain_context(model, n_ctx=1024, n_ubatch=300, n_outputs_max=8, **options) as context:
+        with plain_context(
+            model, n_ctx=1024, n_ubatch=300, n_outputs_max=8, type_k=cache, type_v=cache, **options
+        ) as context:
             parts = [decode(context, made_up(model, 300, at), at) for at in (0, 300)]
             for n in (1, 4, 4, 8):
                 at = context.n_past

@@ -119,6 +119,24 @@ def test_only_computations_that_do_the_same_work_are_compared() -> None:
     assert machine.threads.n == 2
 
 
+def test_who_waits_for_a_moment_changes_nothing() -> None:
+    """In one window, and while nothing computes, as for the next question of a chat."""
+    machine = Machine(TWO_CORES)
+    for _ in range(20):
+        machine.compute(1)
+        machine.waited += 0.02
+        machine.compute(1)
+        machine.at += 3.0
+        machine.waited, machine.idle = machine.waited + 2.0, machine.idle + 6.0
+    assert {*machine.numbers} == {2}
+
+
+def test_a_trial_that_loses_much_is_short() -> None:
+    machine = Machine({(1, 2): (5.0, 0.5, 0.0), (1, 1): (2.0, 0.0, 0.0)}, 1)
+    machine.compute(20)
+    assert machine.numbers.count(1) == 2
+
+
 def test_one_core_has_one_thread() -> None:
     machine = Machine({(2, 1): (10.0, 2.0, 0.0)}, 2, most=1)
     machine.compute(10)
