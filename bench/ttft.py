@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import sysconfig
 import tempfile
 import time
 import urllib.request
@@ -53,7 +54,8 @@ class Ours(LlamaServer):
     """`pyllama-mtp serve`, which is told its name by another option."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        super().__init__(sys.executable, ["-m", "pyllama_mtp", "serve", *options])
+        program = Path(sysconfig.get_path("scripts"), "pyllama-mtp")  # the installed one
+        super().__init__(str(program), ["serve", *options])
         self._command = ["--name" if word == "--alias" else word for word in self._command]
 
     def __exit__(self, *raised: object) -> None:
