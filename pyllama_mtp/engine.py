@@ -399,6 +399,7 @@ class Engine:
         if parts:
             sequence.checkpoints.parting = start
         sequence.cut(start)
+        sequence.cuts = [] if sequence.row else self._cuts(request, sequence, start)
         sequence.n_prompt = len(prompt)
         self.intact = True
 
@@ -471,7 +472,7 @@ class Engine:
         if placed and placed.start <= start:
             self._prefill_image(sequence, placed)
             return None
-        cuts = self._cuts(sequence, start, len(prompt))
+        cuts = [cut for cut in sequence.cuts if cut > start]
         end = min(cuts[0], placed.start) if placed else cuts[0]
         scored = sequence.request.answer.prompt_logprobs
         if scored is not None:
@@ -521,20 +522,21 @@ class Engine:
         request.answer.telemetry.n_left = len(request.prompt) - end
         self.intact = True
 
-    def _cuts(self, sequence: Sequence, start: int, stop: int) -> list[int]:
-        """Where the rest of the prompt is cut. A part is cut off only for a checkpoint that stays
-        until the prompt's end."""
-        target, turns = self.target, None
+    def _cuts(self, request: Request, sequence: Sequence, start: int) -> list[int]:
+        """Where the prompt from `start` on is cut. A part is cut off only for a checkpoint that
+        stays until the prompt's end."""
+        target, prompt, turns = self.target, request.prompt, None
+        images = [image.end for image in request.images if start < image.end < len(prompt)]
+        sizes = start, len(prompt), target.n_batch, target.n_ubatch
         if not sequence.checkpoints.limit:
-            return [*range(start + target.n_batch, stop, target.n_batch), stop]
+            return boundaries(*sizes[:3], target.n_batch, images)
         if self.chats:
-            part = sequence.request.prompt[start : stop - 1]
+            part = prompt[start:-1]
             ends = {token for token in {*part} if token >= 0 and self.model.is_end(token)}
             turns = [i for i, token in enumerate(part, start + 1) if token in ends]
-        sizes = start, stop, target.n_batch, target.n_ubatch
-        parts = partings(start, stop, sequence.shared, turns)
-        stay = sequence.checkpoints.survivors(boundaries(*sizes, parts))
-        return boundaries(*sizes, [cut for cut in parts if cut in stay])
+        parts = partings(start, len(prompt), sequence.shared, turns)
+        stay = sequence.checkpoints.survivors(boundaries(*sizes, sorted({*parts, *images})))
+        return boundaries(*sizes, sorted({*stay.intersection(parts), *images}))
 
     # -- a round -------------------------------------------------------------------------------
 

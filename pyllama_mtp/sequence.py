@@ -84,6 +84,7 @@ class Sequence:
             :mod:`.vision`.
         images: among them.
         used: when it was last given a prompt, and `n_prompt`: the tokens of that.
+        cuts: ends of the decodes of that prompt.
         shared: tokens that the present prompt shares with another text that was processed.
         row: kept from when the prompt was processed before; chooses the first token.
         request: the present one, or the last.
@@ -111,6 +112,7 @@ class Sequence:
     images: list[PlacedImage] = field(default_factory=list)
     used: float = 0.0
     n_prompt: int = 0
+    cuts: list[int] = field(default_factory=list)
     shared: int = 0
     row: KeptRow | None = None
     request: Request = field(init=False)
