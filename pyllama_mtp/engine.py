@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .answer import top_logprobs
-from .checkpoints import Checkpoint, Checkpoints, boundaries
+from .checkpoints import LONG_GRAPH, TAIL, Checkpoint, Checkpoints, boundaries, partings
 from .drafting.choice import Drafting
 from .drafting.drafter import Drafter
 from .drafting.head import HeadDrafter
@@ -32,9 +32,15 @@ from .llama.model import Model
 from .llama.owned import Exclusive
 from .llama.vision import PlacedImage
 from .machine import waited_for_core
-from .sequence import Sequence
+from .promptfile import ProcessedPrompt, put_back
+from .promptstore import MIB, PromptStore, Stored
+from .sequence import Sequence, shared_tokens
 from .settings import HEAD_TYPES, Settings
 from .telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from .llama.context import KeptRow
+    from .request import Request
 
 
 @dataclass(frozen=True)
@@ -160,11 +166,15 @@ def _prompt_sync(model: Model, settings: Settings) -> str:
 # -- the engine ------------------------------------------------------------------------------------
 
 
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """How many leading tokens are the same."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+def _wanted(requests: list[Request]) -> tuple[bool, int]:
+    """Whether the samplers of all requests can do with the best token or some best ones of a row,
+    and with how many; else they need all logits."""
+    few, most = True, 0
+    for request in requests:
+        n, best = request.sampler.n_candidates, request.sampler.sampling.plain_greedy
+        few = few and (n > 0 or best) and request.answer.n_logprobs is None
+        most = max(most, n)
+    return few, most
 
 
 def go_back(target: Context, state: bytes | bytearray, n_past: int, seq: int = SEQ) -> None:
@@ -200,6 +210,7 @@ class Engine:
         settings, depth, prompt_sync: see :class:`.Resolved`.
         chats: prompts are likely to come again, as they are or with another end.
         head: the MTP head, or a drafter that drafts nothing.
+        store: of texts that have left their sequences.
         drafting: chooses what each round drafts.
         turn: changes with every generation and reset; a generation whose turn is over has been
             overtaken.
@@ -230,6 +241,9 @@ class Engine:
         self.prompt_sync = resolved.prompt_sync
         options = replace(resolved.target, times=times)
         self.head = Drafter()
+        self.sequences = list[Sequence]()
+        sizes = settings.cache_ram * MIB, settings.cache_dir, settings.cache_disk * MIB
+        self.store = PromptStore(*sizes)
         self.target = Context(model, options)
         self.n_ctx = self.target.n_ctx // n_sequences
         try:
@@ -251,7 +265,9 @@ class Engine:
         self.sequences = [Sequence(i, self.n_ctx, Checkpoints(kept)) for i in range(n_sequences)]
 
     def close(self) -> None:
-        """Free the contexts. May be called again."""
+        """Free the contexts, and store their texts in files if wanted. May be called again."""
+        if not self.target.closed:
+            self.store.close(self)
         for context in reversed(self._contexts()):
             context.close()
 
@@ -279,49 +295,89 @@ class Engine:
         self.drafting.reset(sequence)
         sequence.checkpoints.clear()
         sequence.cut(0)
+        sequence.n_prompt = 0
 
     # -- prefill -------------------------------------------------------------------------------
 
-    def choose(self, free: list[Sequence], prompt: list[int], drafting: bool) -> Sequence:
-        """The sequence that holds most of `prompt`; of equals, an empty one, else the one unused
-        for longest."""
+    def choose(self, free: list[Sequence], request: Request) -> Sequence:
+        """The sequence for a request: one that holds as much of the prompt as there is anywhere,
+        and nothing else of worth; or else an empty one, or the one unused for longest."""
+        if len(free) == 1:
+            return free[0]
+        starts = {one: self._plan(one, request)[1] for one in free}
+        elsewhere = self._elsewhere(request)[0]
 
-        def price(one: Sequence) -> tuple[int, float]:
-            n_kept = self._plan(one, prompt, drafting)[1]
-            return -n_kept, one.used if one.tokens else -1.0
+        def price(one: Sequence) -> tuple[bool, int, float]:
+            start = starts[one]
+            leaves = self._loses(one, start) or start + LONG_GRAPH <= elsewhere
+            return leaves, -max(start, elsewhere), one.used if one.tokens else -1.0
 
-        return min(free, key=price) if len(free) > 1 else free[0]
+        return min(free, key=price)
 
-    def _plan(
-        self, sequence: Sequence, prompt: list[int], drafting: bool
-    ) -> tuple[int, int, Checkpoint | None]:
-        """How many tokens `prompt` shares with the sequence, the position to process it from, and
-        the checkpoint to go back to for that, if one is needed."""
-        shared = min(common_prefix(sequence.tokens, prompt), len(prompt) - 1)
-        for image in sequence.images:  # a part of an image is no use
-            shared = image.start if image.start < shared < image.end else shared
-        goal = start = shared
+    @staticmethod
+    def _loses(sequence: Sequence, start: int) -> bool:
+        """Whether a text worth keeping is lost, if the first `start` tokens of it stay: not if it
+        is short, nor if most of its prompt stays."""
+        n = sequence.n_prompt
+        most_stays = start > n - min(TAIL, max(n // 2, 1))
+        return len(sequence.tokens) - start >= TAIL and not most_stays
+
+    def _plan(self, sequence: Sequence, request: Request) -> tuple[int, int, Checkpoint | None]:
+        """How many tokens a prompt shares with the sequence, the position to process it from, and
+        the checkpoint to go back to for that, if one is needed. A prompt of which the last row was
+        kept need not be processed at all."""
+        if request.answer.prompt_logprobs is not None:  # no row of the prompt may be missing
+            return 0, 0, None
+        if end := self._repeated(sequence, request):
+            return end.n_past, end.n_past, end
+        drafting = request.limits.draft
+        goal = start = shared = shared_tokens(sequence, request.prompt[:-1])
         if drafting:  # a draft context may end earlier than the target's
             goal, start = self.head.reach(sequence, shared)
         back = sequence.position(len(sequence.tokens)) - sequence.position(start)
         can_cut = start > 0 and back <= self.target.rewind(sequence.id)
         if back == 0 or can_cut:
             return shared, start, None
-        need_carry = drafting and bool(self.head.contexts)
-        checkpoint = sequence.checkpoints.closest(goal, need_carry)
+        checkpoint = sequence.checkpoints.closest(goal, drafting and bool(self.head.contexts))
         return shared, checkpoint.n_past if checkpoint else 0, checkpoint
 
+    def _repeated(self, sequence: Sequence, request: Request) -> Checkpoint | None:
+        """The checkpoint at the end of the request's prompt, if it has a row to choose from."""
+        n, need_carry = len(request.prompt), request.limits.draft and bool(self.head.contexts)
+        end = sequence.checkpoints.closest(n, need_carry)
+        if not (end and end.n_past == n and end.row and end.row.serves(*_wanted([request]))):
+            return None
+        return end if shared_tokens(sequence, request.prompt) == n else None
+
+    def _elsewhere(self, request: Request) -> tuple[int, Sequence | Stored | None]:
+        """What most of a prompt can come from, and how many tokens: a stored text, or a sequence,
+        where sequences share a cache."""
+        best: tuple[int, Sequence | Stored | None] = 0, None
+        if request.answer.prompt_logprobs is not None:
+            return best
+        best = self.store.find(self, request.prompt)
+        if not self.target.options.unified or self.head.contexts or self.model.n_swa:
+            return best
+        for one in self.sequences:
+            n = shared_tokens(one, request.prompt[:-1])
+            if self.model.is_recurrent:
+                end = self._repeated(one, request) or one.checkpoints.closest(n, False)
+                n = end.n_past if end else 0
+            if n >= max(best[0], 1):
+                best = n, one
+        return best
+
     def enter(self, sequence: Sequence) -> None:
-        """Cut a sequence down to the tokens that it can use for its request's prompt;
-        :meth:`prefill` follows."""
+        """Cut a sequence down to the tokens that it can use for its request's prompt, or give it
+        those of another sequence; :meth:`prefill` follows."""
         self.intact, request = False, sequence.request
         sequence.used = time.monotonic()
         sequence.drafting = request.limits.draft and self.depth > 0
         prompt, telemetry = request.prompt, request.answer.telemetry
         telemetry.synthetic_acceptance = self.settings.synthetic_acceptance
-        shared, start, checkpoint = self._plan(sequence, prompt, request.limits.draft)
-        if request.answer.prompt_logprobs is not None:  # no row of the prompt may be missing
-            shared, start, checkpoint = 0, 0, None
+        sequence.shared = max(shared_tokens(one, prompt) for one in self.sequences)
+        parts = self._bring(sequence, request)
+        shared, start, checkpoint = self._plan(sequence, request)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         telemetry.n_left = len(prompt) - start
         sequence.checkpoints.drop_above(shared)
@@ -336,8 +392,65 @@ class Engine:
             at = sequence.position(start)
             if not self.target.remove(at, sequence.id):
                 raise FatalDecodeError(f"llama.cpp refused to go back to position {at}")
+        elif start >= max(sequence.checkpoints.positions, default=0) + LONG_GRAPH:
+            self._remember(sequence)  # the end of a turn
+        if start == len(prompt) and checkpoint:
+            sequence.row = checkpoint.row
+        if parts:
+            sequence.checkpoints.parting = start
         sequence.cut(start)
+        sequence.cuts = [] if sequence.row else self._cuts(request, sequence, start)
+        sequence.n_prompt = len(prompt)
         self.intact = True
+
+    def _bring(self, sequence: Sequence, request: Request) -> bool:
+        """Have a sequence hold the beginning of a prompt, if more of it is elsewhere; store the
+        text that makes way.
+
+        Returns:
+            Whether the prompt parts from another conversation.
+        """
+        start = self._plan(sequence, request)[1]
+        n, source = self._elsewhere(request)
+        text: ProcessedPrompt | None = None
+        moves = source is not sequence and n >= start + LONG_GRAPH
+        if moves and isinstance(source, Stored):
+            text = self.store.take(self, source, n)
+            moves = text is not None
+        parts = self._loses(sequence, 0 if moves else start)
+        if parts:
+            self.store.put(self, sequence)
+        if text and isinstance(source, Stored):
+            with self.store.trying(source):
+                put_back(self, sequence, text)
+            self.store.hits += 1
+            self.store.n_saved += n - start
+            return len(text.tokens) - n >= TAIL
+        if moves and isinstance(source, Sequence):
+            self._copy(source, sequence, n)
+            source.checkpoints.parting = n
+            return True
+        return parts
+
+    def _copy(self, source: Sequence, to: Sequence, n: int) -> None:
+        """Have a sequence begin with the first `n` tokens of another one; see :meth:`_elsewhere`.
+        They are in the caches once."""
+        self.release(to)
+        self.target.copy(source.id, to.id, source.position(n))
+        to.tokens, to.images = [*source.tokens], [*source.images]
+        to.cut(n)
+        to.checkpoints.take(source.checkpoints.kept, n)
+        if checkpoint := to.checkpoints.closest(n, False):
+            go_back(self.target, checkpoint.state, to.position(n), to.id)
+
+    def _remember(self, sequence: Sequence, row: KeptRow | None = None) -> None:
+        """Add a checkpoint of a sequence as it is now; `row`: the last one of its prompt."""
+        if not sequence.checkpoints.limit:
+            return
+        state = self.target.save_state(recurrent_only=True, seq=sequence.id)
+        in_step = sequence.n_drafted_for == len(sequence.tokens)
+        carry = sequence.carry if in_step else None
+        sequence.checkpoints.add(Checkpoint(len(sequence.tokens), state, carry, row))
 
     def prefill(self, sequence: Sequence) -> int | None:
         """Process the next part of the prompt, which begins with the sequence's tokens: one decode.
@@ -346,8 +459,11 @@ class Engine:
 
         Returns:
             None while something is left; then the batch entry that holds the last token's logits.
+            Of a prompt whose last row was kept, nothing is left.
         """
         target, prompt = self.target, sequence.request.prompt
+        if sequence.row:
+            return 0
         self.intact = False
         self._prepare_rows([sequence])
         target.set_snapshots(False)  # nobody goes back within a prompt token by token
@@ -356,7 +472,7 @@ class Engine:
         if placed and placed.start <= start:
             self._prefill_image(sequence, placed)
             return None
-        cuts = self._cuts(sequence, start, len(prompt))
+        cuts = [cut for cut in sequence.cuts if cut > start]
         end = min(cuts[0], placed.start) if placed else cuts[0]
         scored = sequence.request.answer.prompt_logprobs
         if scored is not None:
@@ -380,9 +496,7 @@ class Engine:
         sequence.tokens += prompt[start:end]
         sequence.request.answer.telemetry.n_left = len(prompt) - end
         if end in sequence.checkpoints.survivors(cuts):
-            state = target.save_state(recurrent_only=True, seq=sequence.id)
-            carry = sequence.carry if sequence.drafting else None
-            sequence.checkpoints.add(Checkpoint(end, state, carry))
+            self._remember(sequence, target.keep(len(chunk) - 1) if end == len(prompt) else None)
         self.intact = True
         return len(chunk) - 1 if end == len(prompt) else None
 
@@ -398,9 +512,8 @@ class Engine:
         sequence.tokens += request.prompt[start:end]
         if start == placed.start:
             sequence.images.append(placed)
-        if end == placed.end and sequence.checkpoints.limit:  # another question about it may come
-            state = self.target.save_state(recurrent_only=True, seq=sequence.id)
-            sequence.checkpoints.add(Checkpoint(end, state))
+        if end == placed.end:
+            self._remember(sequence)  # another question about it may come
         if end == placed.end:
             self.target.synchronize()  # or the time of the rows would count as the text's
         for telemetry in sequence.counts:
@@ -409,11 +522,21 @@ class Engine:
         request.answer.telemetry.n_left = len(request.prompt) - end
         self.intact = True
 
-    def _cuts(self, sequence: Sequence, start: int, stop: int) -> list[int]:
-        target = self.target
-        if sequence.checkpoints.limit:
-            return boundaries(start, stop, target.n_batch, target.n_ubatch, self.chats)
-        return [*range(start + target.n_batch, stop, target.n_batch), stop]
+    def _cuts(self, request: Request, sequence: Sequence, start: int) -> list[int]:
+        """Where the prompt from `start` on is cut. A part is cut off only for a checkpoint that
+        stays until the prompt's end."""
+        target, prompt, turns = self.target, request.prompt, None
+        images = [image.end for image in request.images if start < image.end < len(prompt)]
+        sizes = start, len(prompt), target.n_batch, target.n_ubatch
+        if not sequence.checkpoints.limit:
+            return boundaries(*sizes[:3], target.n_batch, images)
+        if self.chats:
+            part = prompt[start:-1]
+            ends = {token for token in {*part} if token >= 0 and self.model.is_end(token)}
+            turns = [i for i, token in enumerate(part, start + 1) if token in ends]
+        parts = partings(start, len(prompt), sequence.shared, turns)
+        stay = sequence.checkpoints.survivors(boundaries(*sizes, sorted({*parts, *images})))
+        return boundaries(*sizes, sorted({*stay.intersection(parts), *images}))
 
     # -- a round -------------------------------------------------------------------------------
 
@@ -452,11 +575,7 @@ class Engine:
         """Have the next decode leave rows that all samplers can use: the best token, some best
         tokens, or all logits, which log probabilities need, too. A draft context needs the hidden
         rows of texts that are drafted for."""
-        few, most = True, 0
-        for request in (one.request for one in sequences):
-            n, best = request.sampler.n_candidates, request.sampler.sampling.plain_greedy
-            few = few and (n > 0 or best) and request.answer.n_logprobs is None
-            most = max(most, n)
+        few, most = _wanted([one.request for one in sequences])
         self.target.set_greedy(few)
         self.target.set_candidates(most if few else 0)
         if self.head.contexts:
@@ -514,7 +633,7 @@ class Engine:
 
         weights; target_context (caches, states and snapshots, the MTP head's among them, and a
         draft head); target_compute (graph buffers); draft_context and draft_compute, if drafting is
-        upstream's; checkpoints.
+        upstream's; checkpoints; stored_prompts (:class:`.PromptStore`).
 
         Args:
             device: as for :meth:`.Context.memory`.
@@ -531,4 +650,5 @@ class Engine:
             "draft_context": draft["context"],
             "draft_compute": draft["compute"],
             "checkpoints": sum(one.checkpoints.n_bytes for one in self.sequences) if on_host else 0,
+            "stored_prompts": self.store.n_bytes if on_host else 0,
         }

@@ -9,6 +9,8 @@ The file is a zip archive of members that are stored, not compressed; numbers ar
     target         state of the target cache, as llama.cpp gave it
     draft          of a draft context (upstream's way), likewise; may be absent
     carry          its hidden state of the last position, f32; may be absent
+    checkpoint-N   a checkpoint after the first N tokens; those of SavedCheckpoint in the header,
+                   under "checkpoints"; may be absent
 
 Every member has a CRC-32, against truncated copies and bad disks: it misses no burst of up to 32
 bits, and one in 4 billion of other damages. It does not stop a forger: the states go to native
@@ -25,17 +27,19 @@ import struct
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from .errors import InsufficientMemoryError, PromptFileError, UsageError
+from .checkpoints import Checkpoint
+from .errors import InsufficientMemoryError, ModelFileError, PromptFileError, UsageError
 from .files import replacing
+from .llama.context import KeptRow
 from .machine import available_memory
 from .models.ggufheader import ArraySummary, Value
 from .models.modelinfo import GGUFInfo
@@ -49,6 +53,8 @@ HEADER = "prompt-1.json"
 MAX_HEADER = 1 << 16
 #: Bytes read at a time: a section is in memory once.
 _CHUNK = 1 << 20
+#: Bytes of each tensor that tell models apart.
+SAMPLE = 64
 #: Exceptions of zipfile about a damaged archive.
 _DAMAGED = (zipfile.BadZipFile, RuntimeError, ValueError, OverflowError, EOFError, struct.error)
 
@@ -76,16 +82,53 @@ class SavedImage(Struct, forbid_unknown_fields=True, frozen=True):
     last: _Count
 
     @property
+    def end(self) -> int:
+        """One past its last row."""
+        return self.start + self.n_tokens
+
+    @property
     def entry(self) -> int:
         """Stands for each of its rows in a prompt."""
         return -1 - int(self.digest, 16)
 
 
+class SavedCheckpoint(Struct, forbid_unknown_fields=True, frozen=True):
+    """A checkpoint of a processed prompt, and the lengths of its member's parts.
+
+    Attributes:
+        n_past: tokens before it.
+        n_state: bytes of the state.
+        n_carry, n_ids, n_values: then elements of `carry`, of `ids` and `values` of its row, 4
+            bytes each.
+        best: of the row.
+        has_row: there is a row.
+    """
+
+    n_past: _Count
+    n_state: _Count
+    n_carry: _Count = 0
+    n_ids: _Count = 0
+    n_values: _Count = 0
+    best: _Count | None = None
+    has_row: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the member."""
+        return f"checkpoint-{self.n_past}"
+
+    @property
+    def size(self) -> int:
+        """Of the member, in bytes."""
+        return self.n_state + 4 * (self.n_carry + self.n_ids + self.n_values)
+
+
 class _Header(Struct, forbid_unknown_fields=True):
     identity: dict[str, str | _Int64]
     draft_n_past: Annotated[int, Meta(ge=0)]
-    sections: list[Literal["tokens", "target", "draft", "carry"]]
+    sections: list[str]
     images: tuple[SavedImage, ...] = ()
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +145,7 @@ class ProcessedPrompt:
         identity: values, by name, that must be equal for the states to fit: the model's
             fingerprint, the upstream commit, cache types. Text or whole numbers of 64 bits.
         images: among the tokens.
+        checkpoints: along the tokens.
     """
 
     tokens: list[int]
@@ -111,17 +155,30 @@ class ProcessedPrompt:
     carry: Floats | None
     identity: dict[str, str | int]
     images: tuple[SavedImage, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its states."""
+        parts = self.target, self.draft or b""
+        return sum(map(len, parts)) + sum(one.n_bytes for one in self.checkpoints)
+
+    def without_states(self) -> ProcessedPrompt:
+        """The same, to be found by."""
+        bare = tuple(
+            Checkpoint(one.n_past, b"", row=one.row and KeptRow()) for one in self.checkpoints
+        )
+        return replace(self, target=b"", draft=None, draft_n_past=0, carry=None, checkpoints=bare)
 
 
 def fingerprint(info: GGUFInfo) -> str:
     """A model's identity as 64 hex digits: SHA-256 of its metadata, tensor table and file size.
 
     The table has every tensor's name, type, shape and place. The weights are left out, because
-    reading them takes as long as loading the model, and so are elements of metadata arrays that the
-    header reader does not keep (vocabulary and merges). So the fingerprint differs between models,
-    quantizations and conversions, and survives moving or renaming the file. Two fine-tunes of one
-    model with the same metadata, name included, have the same fingerprint: the state of one gives
-    wrong text with the other.
+    reading them takes as long as loading the model (see :func:`weights_sample`), and so are
+    elements of metadata arrays that the header reader does not keep (vocabulary and merges). So the
+    fingerprint differs between models, quantizations and conversions, and survives moving or
+    renaming the file.
     """
     described = {
         "architecture": info.architecture,
@@ -130,6 +187,19 @@ def fingerprint(info: GGUFInfo) -> str:
         "tensors": [[t.name, t.type, t.shape, t.offset] for t in info.tensors],
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def weights_sample(info: GGUFInfo) -> str:
+    """32 hex digits of bytes from the middle of every tensor: they tell fine-tunes apart whose
+    metadata are the same. "": the file cannot be read any more."""
+    digest = hashlib.sha256()
+    try:
+        for tensor in info.tensors:
+            middle = tensor.nbytes // 2
+            digest.update(tensor.read((middle, min(SAMPLE, tensor.nbytes - middle))))
+    except ModelFileError:
+        return ""
+    return digest.hexdigest()[:32]
 
 
 def _plain(value: Value) -> Any:
@@ -164,24 +234,52 @@ def _members(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
         sections["draft"] = prompt.draft
     if prompt.carry is not None:
         sections["carry"] = prompt.carry.astype("<f4").tobytes()
+    described = [*map(_described, prompt.checkpoints)]
+    for saved, one in zip(described, prompt.checkpoints, strict=True):
+        row = one.row or KeptRow()
+        rest = [array.tobytes() for array in (one.carry, row.ids, row.values) if array is not None]
+        sections[saved.name] = b"".join([one.state, *rest])
     given: dict[str, Any] = {"identity": prompt.identity, "draft_n_past": prompt.draft_n_past}
     given |= {"sections": [*sections]}
     if prompt.images:
         given["images"] = msgspec.to_builtins(prompt.images)
+    if described:
+        given["checkpoints"] = msgspec.to_builtins(described)
     text = json.dumps(given).encode()
     if len(text) > MAX_HEADER:
         raise UsageError(f"the identity, or the list of images, has {len(text)} bytes: too long")
     return {HEADER: text, **sections}
 
 
+def _described(one: Checkpoint) -> SavedCheckpoint:
+    row = one.row or KeptRow()
+    n = [0 if part is None else part.size for part in (one.carry, row.ids, row.values)]
+    has_row = one.row is not None
+    return SavedCheckpoint(one.n_past, len(one.state), n[0], n[1], n[2], row.best, has_row)
+
+
+def _checkpoint(saved: SavedCheckpoint, data: bytearray) -> Checkpoint:
+    """A checkpoint of its member; without data one that only says where it is."""
+    at, parts = saved.n_state, list[Any]()
+    for n, kind in ((saved.n_carry, "<f4"), (saved.n_ids, "<i4"), (saved.n_values, "<f4")):
+        n = n if data else 0
+        parts.append(np.frombuffer(data, kind, n, at).copy() if n else None)
+        at += 4 * n
+    del data[saved.n_state :]
+    carry, ids, values = parts
+    row = KeptRow(saved.best, ids, values) if saved.has_row else None
+    return Checkpoint(saved.n_past, data, carry if carry is None else carry[None, :], row)
+
+
 # --- reading ------------------------------------------------------------------------------------
 
 
-def read(path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
+def read(path: str | os.PathLike[str], identity: Identity, states: bool = True) -> ProcessedPrompt:
     """Read and check a file that was made with `identity`.
 
     Args:
         identity: of this session. A name that only one side has is a difference too.
+        states: False: the header and the tokens are read, and :meth:`.without_states` is given.
 
     Raises:
         PromptFileError: no such file, unreadable, damaged, of an unknown version, or of another
@@ -192,7 +290,7 @@ def read(path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
         if not stat.S_ISREG(Path(path).stat().st_mode):  # opening a pipe would wait for ever
             raise PromptFileError(f"{path} is not a file", path)
         with Path(path).open("rb") as file:
-            return _read(file, path, identity)
+            return _read(file, path, identity, states)
     except FileNotFoundError:
         raise PromptFileError(f"no such file: {path}", path) from None
     except OSError as error:
@@ -204,7 +302,9 @@ def read(path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
         ) from error
 
 
-def _read(file: BinaryIO, path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
+def _read(
+    file: BinaryIO, path: str | os.PathLike[str], identity: Identity, states: bool
+) -> ProcessedPrompt:
     """The contents. Damage raises one of _DAMAGED."""
     start = file.read(4)
     if start != b"PK\3\4":
@@ -227,6 +327,9 @@ def _read(file: BinaryIO, path: str | os.PathLike[str], identity: Identity) -> P
         sizes = {name: member.file_size for name, member in members.items()}
         _check_sections(header, sizes)
         _check_images(header.images, sizes["tokens"] // 4)
+        if not states:
+            members = {"tokens": members["tokens"]}
+            sizes = {"tokens": sizes["tokens"]}
         if (total := sum(sizes.values())) > available_memory():
             raise InsufficientMemoryError(
                 f"{path} holds {total / 1e6:.1f} MB of states, "
@@ -244,12 +347,15 @@ def _read(file: BinaryIO, path: str | os.PathLike[str], identity: Identity) -> P
         tokens[image.start : image.start + image.n_tokens] = [image.entry] * image.n_tokens
     return ProcessedPrompt(
         tokens=tokens,
-        target=found["target"],
+        target=found.get("target", b""),
         draft=found.get("draft"),
-        draft_n_past=header.draft_n_past,
+        draft_n_past=header.draft_n_past if states else 0,
         carry=None if carry is None else np.frombuffer(carry, "<f4").astype(np.float32),
         identity=header.identity,
         images=header.images,
+        checkpoints=tuple(
+            _checkpoint(one, found.get(one.name, bytearray())) for one in header.checkpoints
+        ),
     )
 
 
@@ -267,8 +373,16 @@ def _check_images(images: Sequence[SavedImage], n_tokens: int) -> None:
 
 def _check_sections(header: _Header, sizes: Mapping[str, int]) -> None:
     """Refuse members that differ from the header's list, or have an impossible size."""
-    if [*sizes] != header.sections or not {"tokens", "target"} <= {*sizes}:
+    checkpoints = {one.name: one for one in header.checkpoints}
+    known = {"tokens", "target", "draft", "carry", *checkpoints}
+    needed = {"tokens", "target", *checkpoints}
+    if [*sizes] != header.sections or not needed <= {*sizes} <= known:
         raise ValueError(f"it has {[*sizes]}, its header says {header.sections}")
+    before = 0
+    for name, one in checkpoints.items():
+        if one.size != sizes[name] or not before < one.n_past <= sizes["tokens"] // 4:
+            raise ValueError(f"{name} has {sizes[name]} bytes, and cannot be there")
+        before = one.n_past
     for name in ("tokens", "carry"):
         if sizes.get(name, 0) % 4:
             raise ValueError(f"section {name} has {sizes[name]} bytes, not 4 each")
@@ -311,6 +425,7 @@ def identity_of(engine: Engine) -> dict[str, str | int]:
     return {
         **{name: text for name, text in further.items() if text not in ("", "{}")},
         "model": fingerprint(engine.model.info),
+        "weights": weights_sample(engine.model.info),
         "llama.cpp": str(engine.target.library.stamp.get("upstream_commit", "")),
         "cache_type_k": settings.cache_type_k,
         "cache_type_v": settings.cache_type_v,
@@ -330,11 +445,19 @@ def save(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> None:
     """
     if engine.target.handle and not (engine.intact and sequence.tokens):
         raise UsageError("there is no processed prompt to save; process one first")
+    write(path, processed(engine, sequence, identity_of(engine)))
+
+
+def processed(
+    engine: Engine, sequence: Text, identity: dict[str, str | int], checkpoints: bool = False
+) -> ProcessedPrompt:
+    """The text of a sequence with its states, and its checkpoints if they are wanted. Raises
+    InsufficientMemoryError."""
     draft = engine.head.save(sequence)
     target = engine.target.save_state(seq=sequence.id)
     images = tuple(map(_saved, sequence.images))
-    found = ProcessedPrompt(list(sequence.tokens), target, *draft, identity_of(engine), images)
-    write(path, found)
+    kept = tuple(sequence.checkpoints.kept) if checkpoints else ()
+    return ProcessedPrompt([*sequence.tokens], target, *draft, identity, images, kept)
 
 
 def _saved(placed: PlacedImage) -> SavedImage:
@@ -361,29 +484,49 @@ def restore(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> int
         UsageError: longer than the context.
     """
     found = read(path, identity_of(engine))
-    images = [*map(_placed, found.images)]
-    entries = {image.entry for image in found.images}
-    engine.model.check_tokens([token for token in found.tokens if token not in entries])
     if len(found.tokens) > engine.n_ctx:
         raise UsageError(
             f"{os.fspath(path)} holds {len(found.tokens)} tokens and the context "
             f"{engine.n_ctx}; use a longer n_ctx"
         )
+    check(engine, found)
     engine.begin()
-    engine.release(sequence)
     try:
-        engine.target.load_state(found.target, seq=sequence.id)
-        sequence.tokens, sequence.images = list(found.tokens), images
-        for image in found.images:
-            first = sequence.position(image.start)
-            end = first + image.n_positions
-            engine.target.note_image(first + image.last, end, sequence.id)
-        if engine.target.past(sequence.id) != sequence.position(len(found.tokens)):
-            raise PromptFileError(f"{os.fspath(path)}: its state does not match its tokens", path)
-        if found.draft is not None:
-            engine.head.load(sequence, found.draft, found.draft_n_past, found.carry)
-    except BaseException:
+        put_back(engine, sequence, found)
+    except BaseException as error:
         engine.reset()
+        if isinstance(error, PromptFileError):
+            raise PromptFileError(f"{os.fspath(path)}: {error}", path) from None
         raise
     sequence.used = time.monotonic()
     return len(found.tokens)
+
+
+def check(engine: Engine, found: ProcessedPrompt) -> None:
+    """Raises UsageError: tokens that the vocabulary does not have."""
+    entries = {image.entry for image in found.images}
+    engine.model.check_tokens([token for token in found.tokens if token not in entries])
+    for one in found.checkpoints:
+        if row := one.row:
+            best = [] if row.best is None else [row.best]
+            engine.model.check_tokens(best + ([] if row.ids is None else row.ids.tolist()))
+            if row.ids is None and row.values is not None and row.best is None:
+                engine.model.check_tokens([len(row.values) - 1])
+
+
+def put_back(engine: Engine, sequence: Text, found: ProcessedPrompt) -> None:
+    """Put a processed text into a sequence, instead of its present text; the sequence must be
+    emptied if it fails. Raises PromptFileError: its state does not match its tokens."""
+    engine.release(sequence)
+    engine.target.load_state(found.target, seq=sequence.id)
+    sequence.tokens, sequence.images = [*found.tokens], [*map(_placed, found.images)]
+    for image in found.images:
+        first = sequence.position(image.start)
+        end = first + image.n_positions
+        engine.target.note_image(first + image.last, end, sequence.id)
+    if engine.target.past(sequence.id) != sequence.position(len(found.tokens)):
+        raise PromptFileError("its state does not match its tokens", "")
+    if found.draft is not None:
+        engine.head.load(sequence, found.draft, found.draft_n_past, found.carry)
+    sequence.checkpoints.take(found.checkpoints, len(found.tokens))
+    sequence.n_prompt = len(found.tokens)

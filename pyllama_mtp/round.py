@@ -68,7 +68,8 @@ def accept(engine: Engine, sequence: Sequence, first: int) -> None:
     Args:
         first: batch entry of the target's row after the newest token; those of the drafts follow.
     """
-    target, request = engine.target, sequence.request
+    target, request = sequence.row or engine.target, sequence.request
+    sequence.row = None
     sampler, ignore_eos = request.sampler, request.limits.ignore_eos
     tokens, q = sequence.drafts.tokens[: sequence.n_usable], sequence.drafts.distributions
 

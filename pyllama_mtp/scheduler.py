@@ -116,18 +116,19 @@ class Scheduler:
 
     def _enter(self, request: Request) -> None:
         """Give the request a sequence."""
-        sequence = self._engine.choose(self._free, request.prompt, request.limits.draft)
+        sequence = self._engine.choose(self._free, request)
         self._free.remove(sequence)
         sequence.begin(request, self._total)
         self._filling.append(sequence)
-        with _prefilling(*sequence.counts):
-            self._engine.enter(sequence)
-        _tell(request)
 
     def _fill(self, sequence: Sequence) -> list[Sequence]:
         """The next part of the prompt; at its end, choose the first token."""
         request, total = sequence.request, self._total
         telemetry = request.answer.telemetry
+        if not telemetry.n_prompt:  # now, when prompts before it can be copied
+            with _prefilling(*sequence.counts):
+                self._engine.enter(sequence)
+            _tell(request)
         with _prefilling(*sequence.counts):
             row = self._engine.prefill(sequence)
             if row is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from .llama.batch import Floats, Ints
 from .llama.vision import PlacedImage, position
 
 if TYPE_CHECKING:
+    from .llama.context import KeptRow
+    from .promptfile import SavedImage
     from .request import Request
     from .telemetry import Telemetry
 
@@ -39,6 +42,34 @@ NO_DRAFTS = Drafts()
 _NONE: Ints = np.zeros(0, dtype=np.int32)
 
 
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """How many leading tokens are the same."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # slices are compared much faster than items
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+class Text(Protocol):
+    """A text that was processed: a sequence's, or one that is stored."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """See :class:`Sequence`."""
+
+    @property
+    def images(self) -> Iterable[PlacedImage | SavedImage]:
+        """Images among them."""
+
+
+def shared_tokens(text: Text, prompt: list[int]) -> int:
+    """How many tokens a prompt and a text have in common, at the beginning; a part of an image is
+    no use."""
+    n = common_prefix(text.tokens, prompt)
+    return next((image.start for image in text.images if image.start < n < image.end), n)
+
+
 @dataclass(eq=False)
 class Sequence:
     """One of the 1..n sequences of an engine, and the request that it answers.
@@ -52,7 +83,10 @@ class Sequence:
         tokens: that the target's cache holds, position 0 first; rows of images are negative, see
             :mod:`.vision`.
         images: among them.
-        used: when it was last given a prompt.
+        used: when it was last given a prompt, and `n_prompt`: the tokens of that.
+        cuts: ends of the decodes of that prompt.
+        shared: tokens that the present prompt shares with another text that was processed.
+        row: kept from when the prompt was processed before; chooses the first token.
         request: the present one, or the last.
         counts: its telemetry, and that of all sequences together.
         drafting: whether the text is drafted for.
@@ -77,6 +111,10 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     images: list[PlacedImage] = field(default_factory=list)
     used: float = 0.0
+    n_prompt: int = 0
+    cuts: list[int] = field(default_factory=list)
+    shared: int = 0
+    row: KeptRow | None = None
     request: Request = field(init=False)
     counts: tuple[Telemetry, ...] = ()
     drafting: bool = False
@@ -116,4 +154,4 @@ class Sequence:
         """Answer this request from now on; its figures count in `totals`, too."""
         self.request, self.counts = request, (request.answer.telemetry, *totals)
         self.wanted, self.chosen, self.logprobs = request.limits.max_tokens, [], []
-        self.drafts, self.n_usable, self.synthetic = NO_DRAFTS, 0, None
+        self.drafts, self.n_usable, self.synthetic, self.row = NO_DRAFTS, 0, None, None

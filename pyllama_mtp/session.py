@@ -271,7 +271,7 @@ class Contexts(Owned):
             began = time.perf_counter()
             with engine.alone:
                 engine.begin()
-                sequence = engine.choose(engine.sequences, request.prompt, limits.draft)
+                sequence = engine.choose(engine.sequences, request)
                 sequence.begin(request)
                 engine.enter(sequence)
                 while len(sequence.tokens) < len(tokens):
@@ -348,9 +348,10 @@ class Contexts(Owned):
         return whole("sequence", sequence, 0, most, f"from 0 to {most}")
 
     def reset(self) -> None:
-        """Forget all processed text."""
+        """Forget all processed text that is not in files."""
         with self._engine.alone:
             self._engine.reset()
+            self._engine.store.forget()
 
     def memory(self) -> dict[str, int]:
         """Bytes in use, by purpose, without the context of :meth:`hidden_states`; see

@@ -18,6 +18,7 @@ from .arguments import (
     as_float,
     as_index,
     between,
+    file_name,
     instance,
     keep_checked,
     listed,
@@ -89,12 +90,19 @@ _BATCH = wholes(1, MOST_TOKENS, f"from 1 to {MOST_TOKENS} tokens")
 _ROPE = Kind(lambda name, value: instance(name, value, RopeScaling, "RopeScaling(...)"))
 _rope = partial(option, part="rope")
 _speed, _cost = partial(option, part="speed"), partial(option, part="cost")
-_depth, _ngram, _sampling = (partial(option, part=part) for part in ("depth", "ngram", "sampling"))
+_depth, _ngram, _sampling, _cache = (
+    partial(option, part=part) for part in ("depth", "ngram", "sampling", "cache")
+)
+_MEBIBYTES = wholes(0, 2**40, "0 MiB or more")
 
 
 def _to(most: float, least: float = 1e-6) -> Kind:
     allowed = f"from {least:g} to {most:g}, or None (as the file says)"
     return between(least, most, allowed).or_this(None)
+
+
+#: Fields about prompts that are stored: they change no speed of a prompt or a round.
+STORE = ("cache_ram", "cache_dir", "cache_disk")
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,13 @@ class Settings:
             model's.
         checkpoints: most states of the recurrent layers kept along the text, for prompts that share
             only a part of it; 0: none.
+        cache_ram: memory for processed texts that other texts have displaced, in MiB; 0: none. A
+            prompt that begins like one of them goes on from there. The least recently used go
+            first. It takes no more than half of the memory that is free.
+        cache_dir: folder for files of such texts, and of those in use at the end: another process
+            goes on from them. Several may share it. Only for folders of people you trust: the
+            states in the files go to native code.
+        cache_disk: most MiB of files in that folder; those used longest ago go first.
         rollback: how rejected drafts leave the recurrent state: a "snapshot" for each token, or a
             checkpoint and a "replay" of the accepted tokens; "auto": snapshots where possible.
         synthetic_acceptance: impose these unconditional acceptance rates, 0 to 1, on draft 1, 2,
@@ -234,6 +249,11 @@ class Settings:
     checkpoints: int = _speed(
         4, wholes(0, CHECKPOINT_LIMIT, f"from 0 (none) to {CHECKPOINT_LIMIT}"), "N"
     )
+    cache_ram: int = _cache(0, _MEBIBYTES, "MIB")
+    cache_dir: str | None = _cache(
+        None, Kind(partial(file_name, kind="a folder")).or_this(None), "DIR"
+    )
+    cache_disk: int = _cache(16384, _MEBIBYTES, "MIB")
     rollback: str = _speed("auto", words("auto", "snapshot", "replay"))
     synthetic_acceptance: tuple[float, ...] | None = _speed(
         None,

@@ -106,6 +106,8 @@ PYLLAMA_API struct llama_batch_ext * pyllama_batch_ext_init(struct llama_context
 // call's own result (0 if it has none), or a code of PYLLAMA_*.
 PYLLAMA_API int32_t pyllama_synchronize(struct llama_context * ctx, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_memory_clear(struct llama_context * ctx, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_memory_seq_cp(
+        struct llama_context * ctx, llama_seq_id from, llama_seq_id to, llama_pos p1, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_memory_seq_rm(
         struct llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_set_embeddings_pre_norm(
@@ -182,15 +184,17 @@ PYLLAMA_API int32_t pyllama_sampler_chain_add(struct llama_sampler * chain, stru
 // llama_sampler_accept(). Returns 0, or a code of PYLLAMA_*.
 PYLLAMA_API int32_t pyllama_sampler_accept(struct llama_sampler * sampler, llama_token token);
 
-// Draws a token with the samplers of `chain`, and tells them of it. Returns the token, PYLLAMA_NO_TOKEN if the samplers
-// leave none, or another code of PYLLAMA_*. (llama_sampler_sample() ends the process if there is none.)
-PYLLAMA_API llama_token pyllama_sample(struct llama_sampler * chain, struct llama_context * ctx, int32_t row);
+// Draws a token from a row with the samplers of `chain`, and tells them of it. A row is [n] ids with their logits; without
+// ids, the logits of tokens 0 to n - 1. Returns the token, PYLLAMA_NO_TOKEN if the samplers leave none, or another code of
+// PYLLAMA_*. (llama_sampler_sample() ends the process if there is none.)
+PYLLAMA_API llama_token pyllama_sample(
+        struct llama_sampler * chain, const int32_t * row_ids, const float * row_logits, int32_t n);
 
 // The distribution that pyllama_sample() draws from: the row's logits after all samplers but the last, which draws. Fills
 // ids and logits, [capacity] each, in the samplers' order; minus infinity is never drawn. Returns their number, or a code
 // of PYLLAMA_*: PYLLAMA_BATCH_REFUSED if they do not fit.
 PYLLAMA_API int32_t pyllama_distribution(
-        struct llama_sampler * chain, struct llama_context * ctx, int32_t row,
+        struct llama_sampler * chain, const int32_t * row_ids, const float * row_logits, int32_t n,
         int32_t * ids, float * logits, int32_t capacity);
 
 // Interruption: pass pyllama_abort_poll as abort_callback and a pyllama_interrupt as its data. ggml calls it between graph

@@ -204,27 +204,19 @@ bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
     return llama_batch_ext_set_output_logits(batch, idx, e.output[i] != 0);
 }
 
-// The row's candidates (llama_mtp_set_candidates), or else all tokens, with their logits. The next call on this thread
-// overwrites them. Throws if the row has neither.
-llama_token_data_array row_candidates(llama_context * ctx, int32_t row) {
+// Tokens with their logits, for samplers; without ids, tokens 0 to n - 1. The next call on this thread overwrites them.
+llama_token_data_array row_candidates(const int32_t * ids, const float * logits, int32_t n) {
     static thread_local std::vector<llama_token_data> data;
-    const llama_token * ids    = nullptr;
-    const float       * logits = nullptr;
-    const int32_t n_candidates = llama_mtp_get_candidates_ith(ctx, row, &ids, &logits);
-
-    if (n_candidates == 0 && !(logits = llama_get_logits_ith(ctx, row))) {
-        throw std::invalid_argument("the row has no logits");
+    data.resize(n);
+    for (int32_t i = 0; i < n; ++i) {
+        data[i] = { ids ? ids[i] : i, logits[i], 0.0f };
     }
-    data.resize(n_candidates ? n_candidates : llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
-    for (size_t i = 0; i < data.size(); ++i) {
-        data[i] = { n_candidates ? ids[i] : (llama_token) i, logits[i], 0.0f };
-    }
-    if (n_candidates) {  // in the order that the top-k sampler leaves
+    if (ids) {  // in the order that the top-k sampler leaves
         std::sort(data.begin(), data.end(), [](const llama_token_data & a, const llama_token_data & b) {
             return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
         });
     }
-    return { data.data(), data.size(), -1, n_candidates > 0 };
+    return { data.data(), data.size(), -1, ids != nullptr };
 }
 
 // The name of the weights that a node reads, without the layer: "ffn_up.weight" of "blk.3.ffn_up.weight". Without weights,
@@ -350,6 +342,11 @@ int32_t pyllama_synchronize(llama_context * ctx, char * message, size_t n_messag
 
 int32_t pyllama_memory_clear(llama_context * ctx, char * message, size_t n_message) {
     return guarded_code(message, n_message, [&] { llama_memory_clear(llama_get_memory(ctx), true); return 0; });
+}
+
+int32_t pyllama_memory_seq_cp(
+        llama_context * ctx, llama_seq_id from, llama_seq_id to, llama_pos p1, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { llama_memory_seq_cp(llama_get_memory(ctx), from, to, 0, p1); return 0; });
 }
 
 int32_t pyllama_memory_seq_rm(
@@ -491,9 +488,9 @@ int32_t pyllama_sampler_accept(llama_sampler * sampler, llama_token token) {
     return guarded_code(nullptr, 0, [&] { llama_sampler_accept(sampler, token); return 0; });
 }
 
-llama_token pyllama_sample(llama_sampler * chain, llama_context * ctx, int32_t row) {
+llama_token pyllama_sample(llama_sampler * chain, const int32_t * row_ids, const float * row_logits, int32_t n) {
     return guarded_code(nullptr, 0, [&]() -> llama_token {
-        llama_token_data_array candidates = row_candidates(ctx, row);
+        llama_token_data_array candidates = row_candidates(row_ids, row_logits, n);
         llama_sampler_apply(chain, &candidates);
         if (candidates.selected < 0 || candidates.selected >= (int64_t) candidates.size) {
             return PYLLAMA_EXCEPTION;
@@ -508,9 +505,10 @@ llama_token pyllama_sample(llama_sampler * chain, llama_context * ctx, int32_t r
 }
 
 int32_t pyllama_distribution(
-        llama_sampler * chain, llama_context * ctx, int32_t row, int32_t * ids, float * logits, int32_t capacity) {
+        llama_sampler * chain, const int32_t * row_ids, const float * row_logits, int32_t n,
+        int32_t * ids, float * logits, int32_t capacity) {
     return guarded_code(nullptr, 0, [&]() -> int32_t {
-        llama_token_data_array candidates = row_candidates(ctx, row);
+        llama_token_data_array candidates = row_candidates(row_ids, row_logits, n);
         for (int i = 0; i + 1 < llama_sampler_chain_n(chain); ++i) {
             llama_sampler_apply(llama_sampler_chain_get(chain, i), &candidates);
         }

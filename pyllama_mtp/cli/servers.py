@@ -101,7 +101,8 @@ class Serve:
             "MiB and 20 s for a request (default: only data URLs)",
         )
         options.add_settings_options(parser, n_ctx=f"of each sequence: {options.USUAL_N_CTX}")
-        parser.set_defaults(n_batch=512)
+        options.add_parts(parser.add_argument_group("stored prompts"), "cache")
+        parser.set_defaults(n_batch=512, cache_ram=8192)
 
     @staticmethod
     def run(args: argparse.Namespace) -> int:

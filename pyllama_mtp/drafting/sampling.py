@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from .acceptance import Distribution, draft_distribution, draw, point, softmax
 from .constraint import Constraint
 
 if TYPE_CHECKING:
-    from ..llama.context import Context
+    from ..llama.context import Context, KeptRow
     from ..llama.model import Model
+
+    Rows: TypeAlias = Context | KeptRow
 
 
 #: For more candidates, all logits are fetched.
@@ -63,7 +65,7 @@ class Sampler:
         self.sampling = sampling
         self.seed = secrets.randbelow(2**32 - 1) if sampling.seed is None else sampling.seed
         self.rng = np.random.default_rng(self.seed)
-        self._lib = model._lib
+        self._lib, self._ffi, self._n_vocab = model._lib, model._ffi, model.n_vocab
         grammar, budget = sampling.constraint, sampling.reasoning_budget
         begun = grammar is not None and opened(model, history)
         self._thought: Thought | None = None
@@ -214,7 +216,7 @@ class Sampler:
             return self._constraint.n_valid(drafts)
         return len(drafts)
 
-    def sample(self, context: Context, row: int) -> int:
+    def sample(self, context: Rows, row: int) -> int:
         """Draw a token from batch entry `row` of the last decode, and remember it; rows in order.
 
         A token that the grammar, or the end of the reasoning budget, forces is not drawn.
@@ -242,7 +244,7 @@ class Sampler:
             self._tokens.append(token)
 
     @contextmanager
-    def _processed(self, context: Context, row: int) -> Iterator[None]:
+    def _processed(self, context: Rows, row: int) -> Iterator[None]:
         """A block in which the processors have changed the row's logits, and forbidden tokens have
         minus infinity. Raises UsageError: a processor returns another shape, a NaN or plus
         infinity."""
@@ -267,17 +269,25 @@ class Sampler:
         finally:
             logits[:] = kept
 
-    def _draw(self, context: Context, row: int) -> int:
+    def _draw(self, context: Rows, row: int) -> int:
         if self._chain is None:
             if self.near_ties is not None:
                 self._watch(self.near_ties, context, row)
             return context.argmax(row)
         context.check_finite(row)  # the samplers would end the process on a NaN
-        token = int(self._lib.pyllama_sample(self._chain, context.handle, row))
+        token = int(self._lib.pyllama_sample(self._chain, *self._native(context, row)))
         self._check(token)
         return token
 
-    def _watch(self, near_ties: list[NearTie], context: Context, row: int) -> None:
+    def _native(self, context: Rows, row: int) -> tuple[Any, Any, int]:
+        """A row as the shim takes it: some best tokens with their logits, or the logits of all."""
+        view = self._ffi.from_buffer
+        if context.n_candidates:
+            ids, logits = context.candidates(row)
+            return view("int32_t[]", ids), view("float[]", logits), len(ids)
+        return self._ffi.NULL, view("float[]", context.logits(row)), self._n_vocab
+
+    def _watch(self, near_ties: list[NearTie], context: Rows, row: int) -> None:
         """Note a near tie of the row's two best tokens."""
         if context.n_candidates:
             ids, logits = context.candidates(row)
@@ -300,7 +310,7 @@ class Sampler:
                 raise InsufficientMemoryError("sampling failed: out of memory")
             raise FatalDecodeError(f"sampling failed with code {code}: a fault in llama.cpp")
 
-    def distribution(self, context: Context, row: int) -> Distribution:
+    def distribution(self, context: Rows, row: int) -> Distribution:
         """The distribution that :meth:`sample` draws from at batch entry `row`: after penalties,
         filters and temperature. Nothing is remembered: give the chosen token to :meth:`accept`. Ask
         once for each token: XTC draws whether it drops the best tokens.
@@ -315,14 +325,15 @@ class Sampler:
         if self._chain is None:
             return point(context.argmax(row))
         context.check_finite(row)
-        s, most = self.sampling, context.model.n_vocab
+        s, most = self.sampling, self._n_vocab
         if s.top_k > 0 and not s.greedy:
             most = min(s.top_k, most)
         ids, logits = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.float32)
-        array = context.library.ffi.from_buffer
+        array = self._ffi.from_buffer
         buffers = array("int32_t[]", ids), array("float[]", logits)
         with self._processed(context, row):
-            n = self._lib.pyllama_distribution(self._chain, context.handle, row, *buffers, most)
+            of = self._native(context, row)
+            n = self._lib.pyllama_distribution(self._chain, *of, *buffers, most)
         self._check(n)
         if n == 0 or np.isneginf(logits[:n].max()):
             raise UsageError(NO_TOKEN)

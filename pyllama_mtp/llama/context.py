@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -501,6 +501,14 @@ class Context(Owned, OfThisProcess):
         order = np.lexsort((ids, -logits)).astype(np.int32)
         return ids[order], logits[order]
 
+    def keep(self, row: int) -> KeptRow:
+        """What the last decode left of an output row, to be kept. Raises UsageError: see
+        :meth:`argmax`."""
+        if not self._left_greedy:
+            self.check_finite(row)
+            return KeptRow(values=self.logits(row).copy())
+        return KeptRow(self.argmax(row), *(self.candidates(row) if self.n_candidates else ()))
+
     def set_tap(self, on: bool) -> None:
         """Whether the next decodes leave hidden rows, if `options` ask for any."""
         if self.options.need_embd_pre_norm:
@@ -600,6 +608,14 @@ class Context(Owned, OfThisProcess):
         if removed and (ends := self._image_ends.pop(seq, None)):
             self._image_ends[seq] = {at: end for at, end in ends.items() if at < start}
         return removed
+
+    def copy(self, source: int, to: int, end: int) -> None:
+        """Have a sequence that is empty share the positions below `end` of another one's caches.
+        Its recurrent state is the other's at that one's end. For a unified cache."""
+        self._image_ends[to] = {
+            last: after for last, after in self._image_ends.get(source, {}).items() if last < end
+        }
+        self.call(self._lib.pyllama_memory_seq_cp, source, to, end)
 
     def clear(self) -> None:
         """Empty the cache."""
@@ -823,6 +839,54 @@ class Context(Owned, OfThisProcess):
         if not pointer:
             raise UsageError("the last decode produced no such rows (is the hidden-state tap on?)")
         return np.frombuffer(self._ffi.buffer(pointer, n * 4), dtype=np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRow:
+    """An output row after its decode, in place of the context, for samplers to choose from again.
+
+    It has what the decode left: the best token, some best tokens with their logits, or all logits.
+
+    Attributes:
+        best: the best token; None: all logits are there.
+        ids: [n] int32: some best tokens, the best one first.
+        values: [n] float32: their logits; without `ids`, the logits of all tokens.
+    """
+
+    best: int | None = None
+    ids: Ints | None = None
+    values: Floats | None = None
+
+    @property
+    def n_candidates(self) -> int:
+        """How many best tokens are there."""
+        return 0 if self.ids is None else len(self.ids)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(one.nbytes for one in (self.ids, self.values) if one is not None)
+
+    def serves(self, few: bool, n_candidates: int) -> bool:
+        """Whether it has what a sampler needs: the best token or so many (`few`), or all logits."""
+        return self.best is None or (few and self.n_candidates >= n_candidates)
+
+    def argmax(self, row: int = 0) -> int:
+        """See :meth:`Context.argmax`."""
+        return int(self.logits().argmax()) if self.best is None else self.best
+
+    def check_finite(self, row: int = 0) -> None:
+        """See :meth:`Context.check_finite`: it was checked when it was kept."""
+
+    def logits(self, row: int = 0) -> Floats:
+        """See :meth:`Context.logits`."""
+        assert self.values is not None
+        return self.values
+
+    def candidates(self, row: int = 0) -> tuple[Ints, Floats]:
+        """See :meth:`Context.candidates`."""
+        assert self.ids is not None
+        return self.ids, self.logits()
 
 
 # -- hidden states of a text, without logits -------------------------------------------------------

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from pyllama_mtp.arguments import as_index, listed, whole
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Settings
+from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, STORE, Settings
 
 #: Other programs that can be measured, and whether they can draft with the MTP head.
 PEERS = {"llama-server": True, "llama-bench": False}
@@ -39,7 +39,7 @@ AXES = (
     *PLAIN_AXES,
     *sorted(
         {field.name for field in fields(Settings)}
-        - {"n_ctx", "rope", "draft_n_max", *SWITCHES, *PLAIN_AXES}
+        - {"n_ctx", "rope", "draft_n_max", *SWITCHES, *PLAIN_AXES, *STORE}
     ),
 )
 

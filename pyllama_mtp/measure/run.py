@@ -69,7 +69,7 @@ from pyllama_mtp.measure.records import (
 from pyllama_mtp.measure.runner import LibraryProcess, Runner, SideBySide, Task
 from pyllama_mtp.measure.text import counted, size_name
 from pyllama_mtp.measure.verdict import slow_types_of
-from pyllama_mtp.settings import Sampling, Settings
+from pyllama_mtp.settings import STORE, Sampling, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -147,7 +147,7 @@ def make_header(
     from pyllama_mtp import __version__
 
     plan, shared = request.plan, dataclasses.asdict(request.settings)
-    for name in OWN_SETTINGS:
+    for name in (*OWN_SETTINGS, *STORE):
         shared.pop(name)
     if not request.settings.rope.given:
         del shared["rope"]

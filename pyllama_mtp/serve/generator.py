@@ -24,6 +24,7 @@ from pyllama_mtp.calibration import open_engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
 from pyllama_mtp.llama.model import Model
 from pyllama_mtp.memory import resolve
+from pyllama_mtp.promptstore import PromptStore
 from pyllama_mtp.request import Request
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
@@ -135,6 +136,11 @@ class Generator(threading.Thread):
             if self._end_at is None:
                 self._end_at = time.monotonic() + grace_s
             self._changed.notify()
+
+    @property
+    def store(self) -> PromptStore:
+        """The texts that have left their places."""
+        return self._engine.store
 
     @property
     def n_running(self) -> int:
@@ -260,8 +266,10 @@ class Generator(threading.Thread):
             self._loop.restart()
         except ContextClosedError:
             waiting = self._loop.waiting()
+            store = self._engine.store
             self._engine.close()
             self._engine = self._new_engine()
+            self._engine.store = store
             self._loop = Scheduler(self._engine, self.total, take_turns=True)
             for request in waiting:
                 self._loop.add(request)
@@ -328,6 +336,7 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """The metrics as they are now."""
         generator, total = self._generator, self._generator.total
+        store = generator.store
         prefill_tps, decode_tps = generator.speeds()
         together = "Speed of decode, lately, of all sequences together."
         for name, text, value in (
@@ -336,6 +345,8 @@ class Metrics(Collector):
             ("prefill_tokens_per_second", "Speed of prefill, lately.", prefill_tps),
             ("decode_tokens_per_second", together, decode_tps),
             ("mean_accepted_length", "Drafts accepted per round.", total.mean_accepted_length),
+            ("stored_prompts", "Processed texts that have left their places.", len(store)),
+            ("stored_prompts_bytes", "Memory that they take.", store.n_bytes),
         ):
             yield GaugeMetricFamily(f"pyllama_mtp_{name}", text, value)
         rounds = "Verification passes, added up over the sequences."
@@ -352,6 +363,8 @@ class Metrics(Collector):
             ("prefill_seconds", "Time spent on prompts.", total.prefill_s),
             ("decode_seconds", "Time spent on rounds.", total.decode_s),
             ("rounds", rounds, total.rounds),
+            ("stored_prompts_hits", "Prompts that went on from one of them.", store.hits),
+            ("stored_prompts_tokens", "Tokens not processed again by that.", store.n_saved),
         ):
             yield CounterMetricFamily(f"pyllama_mtp_{name}", text, value)
         # By position in the round, 1 being the first draft.

@@ -120,11 +120,13 @@ def test_an_answer_is_gone_on_with(shared: Running, demo: Model, thought: bool) 
 def test_a_prompt_tells_how_far_it_is(start: Start, kind: str) -> None:
     """As in llama-server: chunks of progress before the first text, when a stream asks for them."""
     text = "Name the methods of a list and say what each of them does. " * 60
-    asks = {"chat": {"messages": chat(text)}, "text": {"prompt": text}}
     path = {"chat": "/v1/chat/completions", "text": "/v1/completions"}[kind]
-    body = {**asks[kind], "stream": True, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    options = {"stream": True, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     server = start(n_ctx=2048)
     for wanted in (False, True):
+        said = text + "And why? " * wanted
+        asks = {"chat": {"messages": chat(said)}, "text": {"prompt": said}}
+        body = {**asks[kind], **options}
         lines = server.post(path, {**body, "return_progress": wanted}).text.split("\n\n")
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
         told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]

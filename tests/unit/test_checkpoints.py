@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from pyllama_mtp.checkpoints import Checkpoint, Checkpoints, boundaries
-from pyllama_mtp.engine import common_prefix
+from pyllama_mtp.checkpoints import Checkpoint, Checkpoints, boundaries, partings
+from pyllama_mtp.sequence import common_prefix
 
 
 def at(n_past: int, carry: bool = True) -> Checkpoint:
@@ -103,6 +103,18 @@ def test_the_thinnest_relative_gap_goes(positions: tuple[int, ...], dropped: int
     assert kept == [n for n in positions if n != dropped]
 
 
+@pytest.mark.parametrize("limit", [3, 4, 8])
+def test_where_another_text_has_parted_stays(limit: int) -> None:
+    checkpoints = filled(limit, 600, 700)
+    checkpoints.parting = 600
+    for n_past in range(800, 9000, 300):
+        checkpoints.add(at(n_past))
+        assert checkpoints.positions[0] == 600 and checkpoints.positions[-1] == n_past
+    assert 600 in checkpoints.survivors([600]) and len(checkpoints.positions) == limit
+    checkpoints.clear()
+    assert checkpoints.parting == 0
+
+
 @pytest.mark.parametrize("limit", [8, 16])
 def test_work_is_in_proportion_to_what_has_changed(limit: int) -> None:
     """After an edit d tokens before the end, going back costs at most 1.5 d more, or one call."""
@@ -167,19 +179,43 @@ def test_cuts_make_no_graph_more_and_fit_a_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "ends"),
+    ("arguments", "cuts"),
     [
-        ((0, 300, 512, 512), [284, 300]),
-        ((0, 812, 2048, 512), [512, 796, 812]),
-        ((0, 560, 2048, 512), [512, 560]),
-        ((100, 150, 2048, 512), [150]),
+        ((0, 1000, 0), []),
+        ((0, 1000, 500), [500]),
+        ((0, 1000, 20), []),  # a part that is too short
+        ((0, 1000, 980), [980]),
+        ((480, 1000, 500), []),
+        ((0, 60, 40), []),  # cut nothing for so few tokens
+        ((0, 300, 0, []), [220, 284]),  # the opening, and another question before it
+        ((0, 100, 0, []), [84]),
+        ((0, 1000, 0, [200, 400, 995]), [400, 931, 995]),  # also: before the last message
+        ((0, 1000, 0, [200, 960, 995]), [960, 995]),
+        ((0, 1000, 0, [200, 980, 995]), [980]),
+        ((0, 1000, 0, [200, 400, 900]), [900, 984]),  # no end of a turn near the end
+        ((0, 1000, 600, [200, 400, 995]), [400, 600, 931, 995]),
+        ((0, 1000, 983, [995]), [983]),
     ],
 )
-def test_a_prompt_that_may_come_again_is_cut_near_its_end(
-    arguments: tuple[int, int, int, int], ends: list[int]
+def test_prompts_are_cut_where_others_may_part(
+    arguments: tuple[int, int, int], cuts: list[int]
 ) -> None:
-    assert boundaries(*arguments, again=True) == ends
-    assert boundaries(*arguments) == [end for end in ends if end not in (284, 796)]
+    assert partings(*arguments) == cuts
+
+
+def test_cuts_at_partings_fit_a_call_and_cost_a_graph_each() -> None:
+    rng = random.Random(2)
+    for _ in range(2000):
+        start, length = rng.randrange(3000), rng.randrange(1, 3000)
+        n_batch, n_ubatch = rng.randrange(1, 600), rng.randrange(1, 300)
+        stop = start + length
+        at = sorted({rng.randrange(start, stop) for _ in range(3)} - {start})
+        ends = boundaries(start, stop, n_batch, n_ubatch, at)
+        calls = [end - begin for begin, end in zip([start, *ends], ends, strict=False)]
+        graph = min(n_batch, n_ubatch)
+        assert {*at, stop} <= {*ends} and sum(calls) == length
+        assert all(0 < n <= n_batch for n in calls)
+        assert sum(-(-n // graph) for n in calls) <= -(-length // graph) + len(at)
 
 
 @pytest.mark.parametrize(

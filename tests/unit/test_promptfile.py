@@ -15,11 +15,20 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import promptfile
+from pyllama_mtp.checkpoints import Checkpoint
 from pyllama_mtp.errors import DiskFullError, InsufficientMemoryError, PromptFileError, UsageError
+from pyllama_mtp.llama.context import KeptRow
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
-from pyllama_mtp.promptfile import ProcessedPrompt, SavedImage, fingerprint, read, write
+from pyllama_mtp.promptfile import (
+    ProcessedPrompt,
+    SavedImage,
+    fingerprint,
+    read,
+    weights_sample,
+    write,
+)
 
 from ..processes import disk_full_at
 
@@ -115,6 +124,57 @@ def test_images_that_cannot_be_there(tmp_path: Path, changes: dict[str, Any]) ->
         members = {name: archive.read(name) for name in archive.namelist()}
     header = json.loads(members[HEADER])
     header["images"][0] |= changes
+    members[HEADER] = json.dumps(header).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    refused(path, "damaged")
+
+
+ROWS = (
+    KeptRow(5, np.array([5, 2], np.int32), np.array([2.5, 1.0], np.float32)),
+    KeptRow(values=np.arange(7, dtype=np.float32)),
+    KeptRow(3),
+)
+CHECKPOINTS = (
+    Checkpoint(1, b"one", np.array([[1.5, 2.0, 0.5]], np.float32)),
+    *(Checkpoint(2 + i, bytes(5 + i), None, row) for i, row in enumerate(ROWS)),
+)
+
+
+def described(checkpoint: Checkpoint, states: bool = True) -> list[object]:
+    row = checkpoint.row
+    kept = row and [row.best, *(a is not None and a.tolist() for a in (row.ids, row.values))]
+    if not states:
+        return [checkpoint.n_past, row is not None]
+    carry = checkpoint.carry
+    return [checkpoint.n_past, bytes(checkpoint.state), carry is not None and carry.tolist(), kept]
+
+
+def test_checkpoints_are_kept(tmp_path: Path) -> None:
+    """And a file is found by its tokens and the places of its checkpoints alone."""
+    prompt = dataclasses.replace(PROMPT, checkpoints=CHECKPOINTS)
+    write(tmp_path / "p", prompt)
+    back = read(tmp_path / "p", IDENTITY)
+    assert_same(back, prompt)
+    assert [*map(described, back.checkpoints)] == [*map(described, CHECKPOINTS)]
+    assert back.n_bytes == prompt.n_bytes > 12 + 5 + 3 + 5 + 6 + 7
+    bare = read(tmp_path / "p", IDENTITY, states=False)
+    assert (bare.tokens, bare.n_bytes) == (prompt.tokens, 0)
+    assert [described(one, False) for one in bare.checkpoints] == [
+        described(one, False) for one in CHECKPOINTS
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"n_past": 3}, {"n_past": 5}, {"n_state": 4}, {"n_ids": -1}, {"x": 0}], ids=str
+)
+def test_checkpoints_that_cannot_be_there(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = saved(tmp_path, checkpoints=CHECKPOINTS)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    header = json.loads(members[HEADER])
+    header["checkpoints"][1] |= changes
     members[HEADER] = json.dumps(header).encode()
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in members.items():
@@ -244,6 +304,7 @@ def member(name: str, data: bytes) -> Callable[[dict[str, bytes]], None]:
         (header(draft_n_past=5), "draft_n_past is 5, at most 4"),
         (header(draft_n_past=-1), r"Expected `int` >= 0 - at `\$.draft_n_past`"),
         (header(sections=[]), r"its header says \[\]"),
+        (header(sections=["tokens", "target", "draft", "other"]), "its header says"),
         (lambda members: members.pop("draft"), "its header says"),
         (lambda members: members.pop("tokens"), "its header says"),
         (member("other", b""), "its header says"),
@@ -373,3 +434,15 @@ def test_fingerprint_tells_models_apart(model: GGUFInfo) -> None:
     ]
     prints = {fingerprint(dataclasses.replace(model, **one)) for one in others}  # type: ignore[arg-type]
     assert len(prints | {fingerprint(model)}) == len(others) + 1
+
+
+def test_weights_tell_fine_tunes_apart(model: GGUFInfo, demo_file: Path, tmp_path: Path) -> None:
+    """A file with the same metadata, and one byte of a tensor changed."""
+    tuned = tmp_path / "tuned.gguf"
+    data = bytearray(demo_file.read_bytes())
+    tensor = model.tensors[len(model.tensors) // 2]
+    data[tensor.offset + tensor.nbytes // 2] ^= 1
+    tuned.write_bytes(data)
+    other = read_gguf(tuned)
+    assert fingerprint(other) == fingerprint(model)
+    assert weights_sample(other) != weights_sample(model) == weights_sample(read_gguf(demo_file))

@@ -1,0 +1,308 @@
+"""Processed prompts that have left their places in an engine: in memory, and in files.
+
+A text is stored when another one takes its place, with its states and checkpoints: K and V, the
+MTP head's among them. A prompt that begins like a stored text goes on from there. In a folder the
+stored texts are files of :mod:`.promptfile`, which other servers may read and write too, and which
+a later process finds again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import promptfile
+from .checkpoints import TAIL
+from .errors import InsufficientMemoryError, PromptFileError, PyllamaMtpError, UsageError
+from .machine import available_memory
+from .promptfile import ProcessedPrompt
+from .sequence import Sequence, shared_tokens
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+log = logging.getLogger("pyllama_mtp")
+
+MIB = 1 << 20
+SUFFIX = ".prompt"
+#: Most texts whose files are being written; each is in memory until then.
+MOST_WRITES = 2
+#: Seconds after a change in which a folder may change again without a new time.
+TICK_S = 2.0
+
+
+@dataclass(eq=False)
+class Stored:
+    """A stored text.
+
+    Attributes:
+        prompt: the text; without states if it is in its file only.
+        used: when it was stored or found last.
+        in_memory: it has its states.
+        written: becomes done when its file is complete, or could not be written.
+    """
+
+    prompt: ProcessedPrompt
+    name: str
+    used: float = field(default_factory=time.monotonic)
+    in_memory: bool = True
+    written: Future[bool] | None = None
+
+    def reach(self, prompt: list[int], needs_state: bool) -> int:
+        """From which token on another prompt can go on from this text.
+
+        Args:
+            needs_state: a state goes on from its own end, or from checkpoints, only.
+        """
+        n, text = shared_tokens(self.prompt, prompt), self.prompt
+        if not needs_state or len(text.tokens) == n < len(prompt):
+            return min(n, len(prompt) - 1)
+        usable = (one for one in text.checkpoints if one.n_past < len(prompt) or one.row)
+        return max((one.n_past for one in usable if one.n_past <= n), default=0)
+
+
+class PromptStore:
+    """Stored texts of one engine, the least recently used first out.
+
+    Attributes:
+        hits: prompts that went on from a stored text; `n_saved`: tokens of them that were not
+            processed again.
+    """
+
+    def __init__(self, ram: int = 0, folder: str | None = None, disk: int = 0) -> None:
+        """Args:
+        ram: most bytes in memory; less where less than twice as much is free.
+        folder: of the files; None: no files. It is made if it does not exist.
+        disk: most bytes of all its files.
+
+        Raises:
+            UsageError: the folder cannot be made.
+        """
+        self._ram, self._disk = ram, disk
+        self._folder = Path(folder) if folder else None
+        self._texts: dict[str, Stored] = {}
+        self._identity: dict[str, str | int] = {}
+        self._seen = 0.0
+        self._writer: ThreadPoolExecutor | None = None
+        self.hits = self.n_saved = 0
+        if self._folder:
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+    @property
+    def on(self) -> bool:
+        """Whether texts are stored."""
+        return self._ram > 0 or self._folder is not None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of memory in use."""
+        return sum(one.prompt.n_bytes for one in [*self._texts.values()] if one.in_memory)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    # -- finding -------------------------------------------------------------------------------
+
+    def find(self, engine: Engine, prompt: list[int]) -> tuple[int, Stored | None]:
+        """The stored text that most of a prompt can go on from, and the tokens of it."""
+        best: tuple[int, Stored | None] = 0, None
+        if not self.on:
+            return best
+        self._look(engine)
+        needs_state = engine.model.is_recurrent or bool(engine.model.n_swa)
+        for one in self._texts.values():
+            n = one.reach(prompt, needs_state)
+            if n > best[0] and len(one.prompt.tokens) <= engine.n_ctx:
+                best = n, one
+        return best
+
+    def take(self, engine: Engine, text: Stored, n: int) -> ProcessedPrompt | None:
+        """A stored text with its states, for a prompt that shares `n` tokens; None: its file is
+        gone or damaged. A text of which little else remains leaves the memory."""
+        text.used, prompt = time.monotonic(), text.prompt
+        if not text.in_memory:
+            if text.written:
+                text.written.result()
+            path = self._path(text.name)
+            try:
+                prompt = promptfile.read(path, self._identity)
+                promptfile.check(engine, prompt)
+                os.utime(path)
+            except (OSError, PyllamaMtpError) as error:
+                self._drop(text.name, error)
+                return None
+        elif len(prompt.tokens) - n < TAIL:
+            self._forget_states(text)
+        return prompt
+
+    @contextmanager
+    def trying(self, text: Stored) -> Iterator[None]:
+        """A block that puts a stored text into a context; one that fails is not tried again."""
+        try:
+            yield
+        except Exception as error:
+            self._drop(text.name, error)
+            raise
+
+    def _look(self, engine: Engine) -> None:
+        """Find files that others have written, or that are gone, if the folder has changed."""
+        self._identity = self._identity or promptfile.identity_of(engine)
+        if not self._folder:
+            return
+        try:
+            changed = self._folder.stat().st_mtime
+            if changed == self._seen:
+                return
+            self._seen = changed if time.time() - changed > TICK_S else 0.0
+            names = {path.stem for path in self._folder.glob(f"{self._kind()}-*{SUFFIX}")}
+        except OSError as error:
+            log.warning("cannot read %s: %s", self._folder, error.strerror)
+            return
+        for name in names - self._texts.keys():
+            with suppress(InsufficientMemoryError):
+                try:
+                    prompt = promptfile.read(self._path(name), self._identity, states=False)
+                except PromptFileError as error:
+                    self._drop(name, error)
+                else:
+                    self._texts[name] = Stored(prompt, name, in_memory=False)
+        for name in self._texts.keys() - names:
+            text = self._texts[name]
+            if not text.in_memory and (text.written is None or text.written.done()):
+                del self._texts[name]
+
+    def _kind(self) -> str:
+        """The first part of names: texts of another model, or other settings, have another."""
+        return _digest(sorted(self._identity.items()))[:16]
+
+    def _path(self, name: str) -> Path:
+        assert self._folder
+        return self._folder / f"{name}{SUFFIX}"
+
+    def _drop(self, name: str, why: object) -> None:
+        """Forget a text whose file cannot be used, and the file."""
+        log.warning("a stored prompt is not used: %s", why)
+        self._texts.pop(name, None)
+        if self._folder and not isinstance(why, InsufficientMemoryError):
+            with suppress(OSError):
+                self._path(name).unlink(missing_ok=True)
+
+    # -- storing -------------------------------------------------------------------------------
+
+    def put(self, engine: Engine, sequence: Sequence) -> None:
+        """Store the text of a sequence. It replaces texts that it begins with. A text for which
+        there is no room is not stored."""
+        if not (self.on and sequence.tokens):
+            return
+        self._look(engine)
+        name = f"{self._kind()}-{_digest(sequence.tokens)[:32]}"
+        if name in self._texts:
+            self._texts[name].used = time.monotonic()
+            if self._folder:
+                with suppress(OSError):
+                    os.utime(self._path(name))
+            return
+        try:
+            prompt = promptfile.processed(engine, sequence, self._identity, checkpoints=True)
+        except InsufficientMemoryError as error:
+            log.info("a prompt is not stored: %s", error)
+            return
+        beginnings = [
+            one
+            for one in self._texts.values()
+            if one.prompt.tokens == prompt.tokens[: len(one.prompt.tokens)]
+        ]
+        for one in beginnings:
+            del self._texts[one.name]
+        text = self._texts[name] = Stored(prompt, name)
+        if self._folder:
+            self._write(text, [self._path(one.name) for one in beginnings])
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Have the least recently used texts leave the memory."""
+        held = self.n_bytes
+        most = min(self._ram, (held + available_memory()) // 2)
+        there = [one for one in self._texts.values() if one.in_memory]
+        for text in sorted(there, key=lambda one: one.used):
+            if held <= most:
+                return
+            held -= text.prompt.n_bytes
+            self._forget_states(text)
+
+    def _forget_states(self, text: Stored) -> None:
+        """Have a text leave the memory: it stays if it has a file."""
+        text.prompt, text.in_memory = text.prompt.without_states(), False
+        if text.written is None:
+            self._texts.pop(text.name, None)
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _write(self, text: Stored, beginnings: list[Path]) -> None:
+        """Begin to write a text's file."""
+        self._writer = self._writer or ThreadPoolExecutor(1, "pyllama-mtp prompt files")
+        pending = [one.written for one in self._texts.values() if one.written]
+        while len(open_ := [one for one in pending if not one.done()]) >= MOST_WRITES:
+            open_[0].result()
+        arguments = self._path(text.name), text.prompt, beginnings
+        text.written = self._writer.submit(self._write_file, *arguments)
+
+    def _write_file(self, path: Path, prompt: ProcessedPrompt, beginnings: Iterable[Path]) -> bool:
+        """Write a file, remove those that it replaces, and the oldest if there are too many."""
+        try:
+            promptfile.write(path, prompt)
+            for one in beginnings:
+                one.unlink(missing_ok=True)
+            self._trim()
+        except (OSError, PyllamaMtpError) as error:
+            log.warning("a prompt is not stored in a file: %s", error)
+            return False
+        return True
+
+    def _trim(self) -> None:
+        """Remove the files that were used longest ago, until the others have room."""
+        assert self._folder
+        files = list[tuple[float, int, Path]]()
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            with suppress(FileNotFoundError):  # another server has removed it
+                about = path.stat()
+                files.append((about.st_mtime, about.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= self._disk:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+    def forget(self) -> None:
+        """Forget all texts that are in memory only."""
+        for text in [*self._texts.values()]:
+            if text.in_memory:
+                self._forget_states(text)
+
+    def close(self, engine: Engine) -> None:
+        """Store what the engine holds, if there is a folder, and wait until files are complete."""
+        if self._folder and engine.intact:
+            for sequence in sorted(engine.sequences, key=lambda one: -one.used):
+                if len(sequence.tokens) >= TAIL:
+                    with suppress(PyllamaMtpError):
+                        self.put(engine, sequence)
+        writer, self._writer = self._writer, None
+        if writer:
+            writer.shutdown()
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
