@@ -151,11 +151,12 @@ class Scheduler:
         """A round of all sequences whose prompts are done, and its figures."""
         sequences, total = [*self._live], self._total
         times = speculate(self._engine, sequences)
-        total.count_pass(len(sequences), max(len(one.drafts.tokens) for one in sequences))
-        total.count_times(times)
+        depth = max(len(one.drafts.tokens) for one in sequences)
+        for telemetry in (total, *(one.request.answer.telemetry for one in sequences)):
+            telemetry.count_pass(len(sequences), depth)
+            telemetry.count_times(times)
         for one in sequences:
             own, drafts = one.request.answer.telemetry, one.drafts
-            own.count_times(times)
             n_offered = min(one.n_usable, len(drafts.tokens))
             for telemetry in one.counts:
                 telemetry.count_round(
@@ -197,6 +198,7 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         """Free the sequence of a request that is done or given up."""
+        self._engine.drafting.describe(sequence.request.answer.telemetry)
         sequence.request.sampler.close()
         (self._live if sequence in self._live else self._filling).remove(sequence)
         self._free.append(sequence)
@@ -239,5 +241,8 @@ def run_all(
     finally:
         for request in requests:
             request.sampler.close()
-            request.answer.finish_reason = request.answer.finish_reason or "interrupted"
+            if request.answer.finish_reason is None:
+                request.answer.finish_reason = "interrupted"
+                engine.drafting.describe(request.answer.telemetry)
+        engine.drafting.describe(total)
         engine.count_traffic(total)

@@ -124,7 +124,6 @@ class Generation(_Running[Piece], Answer):
                 yield from progress.pieces
         finally:
             engine.count_traffic(self.telemetry)
-            engine.drafting.describe(self.telemetry)
 
 
 class BatchGeneration(_Running[tuple[int, Piece]]):
@@ -148,13 +147,9 @@ class BatchGeneration(_Running[tuple[int, Piece]]):
         self, engine: Engine, requests: list[Request]
     ) -> Generator[tuple[int, Piece], None, None]:
         number = {request: i for i, request in enumerate(requests)}
-        try:
-            for progress in run_all(engine, requests, self.telemetry):
-                for piece in progress.pieces:
-                    yield number[progress.request], piece
-        finally:
-            most = max(self.telemetry.passes, default=1)
-            engine.drafting.describe(self.telemetry, most)
+        for progress in run_all(engine, requests, self.telemetry):
+            for piece in progress.pieces:
+                yield number[progress.request], piece
 
 
 class Contexts(Owned):

@@ -77,7 +77,10 @@ class Telemetry:
         n_threads: CPU threads of the last round; 0: not known.
         waited_s: seconds that this process's threads, added up, waited for a core meanwhile.
         plain_s: seconds of a step without drafts, if adaptive depth has measured it; else None.
-        why_no_drafts: why adaptive depth made no drafts at the end; "": it made some.
+        why_fewer_drafts: why adaptive depth makes none, or fewer than for one sequence alone, for
+            the most sequences that were decoded together; "": it makes as many.
+        passes: rounds, by how many sequences were decoded together and by drafts of each:
+            ``passes[4][2]`` is the number of rounds in which 4 sequences had 2 drafts each.
     """
 
     n_prompt: int = 0
@@ -110,7 +113,13 @@ class Telemetry:
     n_threads: int = 0
     waited_s: float = 0.0
     plain_s: float | None = None
-    why_no_drafts: str = ""
+    why_fewer_drafts: str = ""
+    passes: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def count_pass(self, n_sequences: int, depth: int) -> None:
+        """One round of so many sequences with so many drafts each."""
+        depths = self.passes.setdefault(n_sequences, {})
+        depths[depth] = depths.get(depth, 0) + 1
 
     def count_times(self, times: dict[str, float]) -> None:
         """Decode time: of phases, and of the whole "round"."""
@@ -193,19 +202,11 @@ class BatchTelemetry(Telemetry):
 
     Attributes:
         n_started: sequences whose first token is known.
-        passes: rounds of all sequences together, by how many there were and by drafts of each:
-            ``passes[4][2]`` is the number of rounds in which 4 sequences had 2 drafts each.
     """
 
     n_started: int = 0
-    passes: dict[int, dict[int, int]] = field(default_factory=dict)
 
     @property
     def decode_tps(self) -> float:
         """Tokens per second after the first ones, which belong to the prefills."""
         return (self.n_generated - self.n_started) / self.decode_s if self.decode_s > 0 else 0.0
-
-    def count_pass(self, n_sequences: int, depth: int) -> None:
-        """One round of so many sequences with so many drafts each."""
-        depths = self.passes.setdefault(n_sequences, {})
-        depths[depth] = depths.get(depth, 0) + 1

@@ -62,12 +62,14 @@ class Drafting:
         self.depths = DepthController(self._limit, costs, self.head.context is not None)
         self._forget = forget
 
-    def describe(self, telemetry: Telemetry, n_sequences: int = 1) -> None:
-        """Note what adaptive depth knows: what plain steps of one sequence would have taken, at the
-        pace of each round, and why nothing is drafted for so many, if nothing is."""
-        if self.depths and self._n_plain:
-            telemetry.plain_s = self._plain_s / self._n_plain if n_sequences == 1 else None
-            telemetry.why_no_drafts = self.depths.why_none(n_sequences)
+    def describe(self, telemetry: Telemetry) -> None:
+        """Note what adaptive depth has measured: what plain steps would have taken a sequence that
+        was always alone, at the pace of each round; and why fewer drafts are made, if so."""
+        if self.depths and self.depths.plain_s and telemetry.passes:
+            most = max(telemetry.passes)
+            if most == 1 and self._n_plain:
+                telemetry.plain_s = self._plain_s / self._n_plain
+            telemetry.why_fewer_drafts = self.depths.why_fewer(most)
 
     def begin(self, sequence: Sequence) -> None:
         """The prompt of a sequence is processed: drafts are chosen from now on."""

@@ -426,9 +426,11 @@ class DepthController:
         """
         self.costs.update(0, n_drafted, total_s)
 
-    def why_none(self, n_sequences: int) -> str:
-        """Why rounds of so many sequences have no drafts; "": they have some."""
-        if not self._has_head or self.depth(n_sequences):
+    def why_fewer(self, n_sequences: int) -> str:
+        """Why rounds of so many sequences have no drafts, or fewer than those of one; "": they have
+        as many."""
+        depth, alone = self.depth(n_sequences), self.depth()
+        if not self._has_head or (depth and depth >= alone):
             return ""
-        one = n_sequences == 1
-        return f"{n_sequences} sequence{'' if one else 's'}: drafts do not pay here"
+        why = f"{depth} of {alone} drafts pay here" if depth else "drafts do not pay here"
+        return f"{n_sequences} sequence{'' if n_sequences == 1 else 's'}: {why}"

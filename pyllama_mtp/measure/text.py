@@ -144,8 +144,8 @@ def telemetry_lines(telemetry: Telemetry, speed_up: Ratio | None = None) -> list
         )
     if t.drafted or t.looked_up["rounds"] or t.forced:
         lines += _drafts(t)
-    if t.why_no_drafts:
-        lines.append(f"no drafts  {t.why_no_drafts}")
+    if t.why_fewer_drafts:
+        lines.append(f"auto       {t.why_fewer_drafts}")
     if speed_up:
         interval = f"{100 * CONFIDENCE:g} %: {speed_up.low or 0:.2f} to {speed_up.high or 0:.2f}"
         lines.append(

@@ -158,6 +158,13 @@ class Generator(threading.Thread):
         prefill, prefill_s, decode, decode_s = (end - begin for begin, end in ends)
         return prefill / (prefill_s or math.inf), decode / (decode_s or math.inf)
 
+    def paying_drafts(self) -> dict[int, int]:
+        """Drafts of the head that pay at the present acceptance, by number of sequences; {}: their
+        number is fixed, or there is no head."""
+        engine, numbers = self._engine, range(1, self.n_sequences + 1)
+        depths = engine.drafting.depths if engine.head.context else None
+        return {n: depths.depth(n) for n in numbers} if depths else {}
+
     # -- this thread ---------------------------------------------------------------------------
 
     def check_images(self) -> None:
@@ -379,6 +386,18 @@ class Metrics(Collector):
         yield _labelled(CounterMetricFamily, "accepted_tokens", kept, "position", accepted)
         share = "Share of the drafts that were accepted, by position."
         yield _labelled(GaugeMetricFamily, "acceptance", share, "position", rates)
+        pay = "Drafts that pay for each of so many sequences; 0: drafts do not pay here."
+        paying = {str(n): depth for n, depth in generator.paying_drafts().items()}
+        yield _labelled(GaugeMetricFamily, "paying_drafts", pay, "sequences", paying)
+        passes = CounterMetricFamily(
+            "pyllama_mtp_passes",
+            "Verification passes, by sequences in them and drafts of each.",
+            labels=["sequences", "drafts"],
+        )
+        for n, by_depth in list(total.passes.items()):
+            for depth, count in list(by_depth.items()):
+                passes.add_metric([str(n), str(depth)], count)
+        yield passes
         ended = "Answers that have ended, by how."
         outcomes = dict(sorted(generator.outcomes.items()))
         yield _labelled(CounterMetricFamily, "requests", ended, "outcome", outcomes)

@@ -158,7 +158,7 @@ def test_what_rounds_contradict_is_forgotten(demo: Model, text: list[int], folde
     assert not files(folder)
 
 
-def test_figures_say_why_nothing_is_drafted(
+def test_figures_say_why_fewer_are_drafted(
     demo: Model, text: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where two sequences' rows cost twice as much as one's, and a draft as much as a step."""
@@ -167,10 +167,12 @@ def test_figures_say_why_nothing_is_drafted(
     monkeypatch.setattr(calibration, "measure_costs", lambda _, n: {1: cheap, 2: dear}[n])
     with BatchSession(demo, dataclasses.replace(AUTO, n_ubatch=32), 2) as session:
         run = session.generate([text[:20], text[5:30]], max_tokens=20, ignore_eos=True).run()
-        assert run.telemetry.why_no_drafts == "2 sequences: drafts do not pay here"
+        why = "2 sequences: drafts do not pay here"
+        told = [run.telemetry, *(one.telemetry for one in run.results)]
+        assert [one.why_fewer_drafts for one in told] == [why] * 3
         assert "2 sequences: drafts do not pay here" in "\n".join(telemetry_lines(run.telemetry))
         run = session.generate([text[:20]], max_tokens=20, ignore_eos=True).run()
-        assert run.telemetry.why_no_drafts == ""
+        assert run.telemetry.why_fewer_drafts == ""
 
 
 def test_fixed_depths_measure_nothing(demo: Model, folder: Path) -> None:

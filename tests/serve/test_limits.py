@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyllama_mtp import calibration
+from pyllama_mtp.drafting.depth import Costs
 from pyllama_mtp.serve import app as app_module
 
 from .conftest import NAME, Running, Start
@@ -201,6 +204,21 @@ def test_metrics(start: Start) -> None:
     server.wait_until_busy()
     assert figures(server)["pyllama_mtp_requests_running"] == 1
     running.join()
+
+
+def test_metrics_say_how_many_drafts_pay(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where two sequences' rows cost twice as much as one's, and a draft as much as a step."""
+    dear = Costs((0.0, *(float(n) for n in range(1, 8))), (0.0, *(float(n) for n in range(1, 7))))
+    cheap = Costs((0.0, *[1.0] * 7), (0.0, *[0.01] * 6))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibration, "measure_costs", lambda _, n: {1: cheap, 2: dear}[n])
+    server = start(n_sequences=2, draft_n_max="auto", ngram=False)
+    server.complete(["import os", "def"], max_tokens=30, extra_body={"ignore_eos": True})
+    found = figures(server)
+    assert found["pyllama_mtp_paying_drafts,1"] > 0 == found["pyllama_mtp_paying_drafts,2"]
+    assert found["pyllama_mtp_passes_total,0,2"] > 20, "no drafts, two sequences"
 
 
 def test_a_client_that_dies_while_it_uploads_is_one_line(

@@ -168,15 +168,16 @@ def test_each_number_of_sequences_has_costs_of_its_own() -> None:
     """Rows that are free for one sequence are not for sixteen; those between are interpolated."""
     costs = {1: TABLES["gpu"], 4: TABLES["cpu"], 16: TABLES["hopeless"]}
     controller = DepthController(LIMIT, costs)
-    for _ in range(50):
+    for i in range(50):
         controller.choose()
-        controller.update(4, [(4, 3)], 0.24, 1.36)
+        controller.update(6, [(6, (6, 1, 3, 2)[i % 4])], 0.36, 1.56)
     depths = [controller.depth(n) for n in (1, 2, 4, 8, 16)]
     assert depths == sorted(depths, reverse=True) and depths[0] > depths[-1] == 0
     between = CostModel(LIMIT, costs).costs(2).verify[3]
     assert between == pytest.approx(1.05 + (1.75 - 1.05) / 3)
-    assert not controller.why_none(1)
-    assert controller.why_none(16) == "16 sequences: drafts do not pay here"
+    assert not controller.why_fewer(1)
+    assert controller.why_fewer(4) == "4 sequences: 2 of 4 drafts pay here"
+    assert controller.why_fewer(16) == "16 sequences: drafts do not pay here"
 
 
 def test_outcomes_of_all_sequences_count() -> None:
