@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from .llama.context import KeptRow
     from .request import Request
 
+#: Tokens of a chunk of the gated delta rule, as llama.cpp computes it. Parts of a prompt that have
+#: whole chunks, and no graph below this, leave the same bits as the prompt at once.
+CHUNK = 64
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -452,10 +456,14 @@ class Engine:
         carry = sequence.carry if in_step else None
         sequence.checkpoints.add(Checkpoint(len(sequence.tokens), state, carry, row))
 
-    def prefill(self, sequence: Sequence) -> int | None:
+    def prefill(self, sequence: Sequence, at_most: int | None = None) -> int | None:
         """Process the next part of the prompt, which begins with the sequence's tokens: one decode.
 
         Rounds of other sequences may come between the parts.
+
+        Args:
+            at_most: tokens of the part, if fewer than a batch; but at least CHUNK. Checkpoints are
+                where they would be otherwise. A part of an image is as long as a batch.
 
         Returns:
             None while something is left; then the batch entry that holds the last token's logits.
@@ -477,6 +485,11 @@ class Engine:
         scored = sequence.request.answer.prompt_logprobs
         if scored is not None:
             end = min(end, start + target.options.n_outputs_max)
+        if at_most is not None:
+            unit = CHUNK if target.n_ubatch % CHUNK == 0 else target.n_ubatch
+            size = max(at_most // unit, 1) * unit
+            if end - start >= size + unit:  # less than a chunk stays with the chunk before it
+                end = start + size
         chunk = np.array(prompt[start:end], dtype=np.int32)
         outputs = np.zeros(len(chunk), dtype=np.int8)
         outputs[-1] = end == len(prompt)

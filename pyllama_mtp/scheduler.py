@@ -18,6 +18,13 @@ from .round import accept, speculate
 from .sequence import Sequence
 from .telemetry import BatchTelemetry, Pair, Telemetry
 
+#: While others are decoded, a part of a prompt takes as long as so many of their rounds; but see
+#: :meth:`.Engine.prefill` for the least part, which the first one is, whose time nobody knows.
+#: Rounds and parts read the weights once each, so that is at most a quarter of a part's time.
+PART_ROUNDS = 4
+#: A round's share in the mean time of rounds.
+NEWEST_ROUND = 1 / 8
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -43,8 +50,8 @@ class Scheduler:
     """Takes requests through an engine, step by step. Requests may come and go between steps.
 
     Args:
-        take_turns: True: parts of prompts and rounds take turns. False: prompts first, so that as
-            many sequences as possible are decoded together.
+        take_turns: True: parts of prompts and rounds take turns, see :data:`PART_ROUNDS`. False:
+            prompts first, so that as many sequences as possible are decoded together.
     """
 
     def __init__(self, engine: Engine, total: BatchTelemetry, take_turns: bool = False) -> None:
@@ -54,6 +61,7 @@ class Scheduler:
         self._live: list[Sequence] = []  # by number: states that are in order need not move
         self._free = list(engine.sequences)
         self._round_is_next = False
+        self._round_s = self._token_s = 0.0  # of a round, and of a prompt's token in the last part
         with engine.alone:
             self._turn = engine.begin()
 
@@ -129,8 +137,13 @@ class Scheduler:
             with _prefilling(*sequence.counts):
                 self._engine.enter(sequence)
             _tell(request)
+        at_most = self._part()
         with _prefilling(*sequence.counts):
-            row = self._engine.prefill(sequence)
+            began, n_before = time.perf_counter(), len(sequence.tokens)
+            row = self._engine.prefill(sequence, at_most)
+            if at_most is not None and (n := len(sequence.tokens) - n_before):
+                self._engine.synchronize()
+                self._token_s = (time.perf_counter() - began) / n
             if row is not None:
                 accept(self._engine, sequence, row)
                 self._engine.drafting.begin(sequence)
@@ -147,10 +160,17 @@ class Scheduler:
         total.encode_s += telemetry.encode_s
         return [sequence]
 
+    def _part(self) -> int | None:
+        """Most tokens of a prompt's next part; None: no other sequence waits for it."""
+        if not (self._take_turns and self._live):
+            return None
+        return int(PART_ROUNDS * self._round_s / self._token_s) if self._token_s else 0
+
     def _round(self) -> list[Sequence]:
         """A round of all sequences whose prompts are done, and its figures."""
         sequences, total = [*self._live], self._total
         times = speculate(self._engine, sequences)
+        self._round_s += (times["round"] - self._round_s) * (NEWEST_ROUND if self._round_s else 1)
         depth = max(len(one.drafts.tokens) for one in sequences)
         for telemetry in (total, *(one.request.answer.telemetry for one in sequences)):
             telemetry.count_pass(len(sequences), depth)

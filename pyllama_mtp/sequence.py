@@ -84,7 +84,7 @@ class Sequence:
             :mod:`.vision`.
         images: among them.
         used: when it was last given a prompt, and `n_prompt`: the tokens of that.
-        cuts: ends of the decodes of that prompt.
+        cuts: where decodes of that prompt end, unless they are parts.
         shared: tokens that the present prompt shares with another text that was processed.
         row: kept from when the prompt was processed before; chooses the first token.
         request: the present one, or the last.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Sequence as Several
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pyllama_mtp import Answer, Model
+from pyllama_mtp import Answer, Model, scheduler
 from pyllama_mtp.drafting.depth import DepthController
 from pyllama_mtp.drafting.ngram import Match, NgramLookup
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.memory import resolve
 from pyllama_mtp.request import Limits, Request, make_request
 from pyllama_mtp.scheduler import Scheduler
+from pyllama_mtp.sequence import Sequence
 from pyllama_mtp.telemetry import BatchTelemetry
 
 from ..marks import usual
@@ -35,9 +36,9 @@ HOW = {
 class Served:
     """A loop that serves, on places for three."""
 
-    def __init__(self, model: Model, how: str, n_sequences: int = 3) -> None:
+    def __init__(self, model: Model, how: str, n_sequences: int = 3, **sizes: int) -> None:
         depth, options = HOW[how]
-        chosen = replace(settings(0, n_ubatch=32, **options), draft_n_max=depth)
+        chosen = replace(settings(0, **{"n_ubatch": 32, **options, **sizes}), draft_n_max=depth)
         self.model = model
         self.engine = Engine(model, resolve(chosen, model, n_sequences))
         self.total = BatchTelemetry()
@@ -144,6 +145,46 @@ def test_prompts_and_rounds_take_turns(demo: Model, text: list[int]) -> None:
     assert len(set(lengths)) >= 4, "rounds came between the parts of the prompt"
 
 
+@pytest.mark.parametrize("how", ["plain", "chain", "upstream's way"])
+def test_a_part_of_a_prompt_takes_as_long_as_some_rounds(
+    demo: Model, text: list[int], gap: float, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """By a clock on which a round takes 20, and a part 12 and 1 for each token: four rounds are 68
+    tokens, and so 64. Parts are whole where nobody waits for them. Text and checkpoints do not
+    depend on the parts."""
+    clock, parts, prefill, rounds = [0.0], list[int](), Engine.prefill, scheduler.speculate
+
+    def counted(engine: Engine, sequence: Sequence, at_most: int | None = None) -> int | None:
+        n_before = len(sequence.tokens)
+        row = prefill(engine, sequence, at_most)
+        parts.append(len(sequence.tokens) - n_before)
+        clock[0] += 12.0 + parts[-1]
+        return row
+
+    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Engine, "prefill", counted)
+    monkeypatch.setattr(scheduler, "speculate", lambda *of: {**rounds(*of), "round": 20.0})
+    served = Served(demo, how, 2, n_batch=256, n_ubatch=128)
+    prompt = [*text[:160], *text[:160], *text[:80]]
+
+    def read(request: Request) -> tuple[list[int], list[int]]:
+        parts.clear()
+        while not request.answer.tokens:
+            served.loop.step()
+        first = request.prompt[:1]
+        (sequence,) = (one for one in served.engine.sequences if one.tokens[:1] == first)
+        return parts[:], sequence.checkpoints.positions
+
+    whole, positions = read(first := served.add(prompt, 400))
+    assert whole == [256, 128, 16]
+    small, others = read(second := served.add([7, *prompt[1:]]))
+    assert small == [64, 64, 64, 64, 64, 64, 16] and others == positions
+    served.loop.drop(first)
+    served.run()
+    check(served, second.answer, second.prompt, gap)
+    assert read(served.add([9, *prompt[1:]]))[0] == whole
+
+
 def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> None:
     """Else an empty one, else the one that has been free for longest."""
     served = Served(demo, "chain", 2)
@@ -192,7 +233,7 @@ def test_a_sequence_that_is_alone_drafts_from_the_text(
     """A sequence drafts from the text in rounds without others, also after rounds with others."""
     asked = itertools.count()
 
-    def every_other(self: DepthController, rates: Sequence[float], at_most: int) -> int:
+    def every_other(self: DepthController, rates: Several[float], at_most: int) -> int:
         return min(3, at_most) if next(asked) % 2 else 0
 
     drafts = NgramLookup.drafts

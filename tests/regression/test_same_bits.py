@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.machine import Threads
+from pyllama_mtp.memory import resolve
 from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.request import Limits, make_request
 
 from ..marks import usual
-from .support import Floats, decode, made_up, plain_context
+from .support import Floats, decode, made_up, plain_context, settings
 
 #: File types that need no importance matrix; IQ2 and IQ3 are in tests/ffi/test_products.py.
 #: Of each way that products go; every type by itself is in ffi/test_products.py.
@@ -132,3 +135,20 @@ def test_upstream_differs_here(shape: str, tmp_path: Path) -> None:
         switch(True)
     assert together.tobytes() != alone.tobytes()
     assert np.abs(together - alone).max() < 0.05 * np.ptp(alone)
+
+
+@pytest.mark.parametrize("flash_attn", ["on", "off"])
+def test_a_prompt_has_the_same_bits_in_parts_and_as_a_whole(model: Model, flash_attn: str) -> None:
+    """So its answer does not depend on who else is served meanwhile."""
+    chosen = settings(0, n_ctx=640, n_batch=256, n_ubatch=256, flash_attn=flash_attn)
+    prompt, states = made_up(model, 600).tolist(), []
+    for at_most in (None, 0, 130):
+        engine = Engine(model, resolve(chosen, model))
+        (sequence,) = engine.sequences
+        sequence.begin(make_request(model, prompt, Limits(1)))
+        engine.enter(sequence)
+        while engine.prefill(sequence, at_most) is None:
+            pass
+        states.append(bytes(engine.target.save_state()))
+        engine.close()
+    assert states[0] == states[1] == states[2]
