@@ -105,6 +105,11 @@ class Program:
         """None while it runs; minus the signal that ended it."""
         return self._process.poll()
 
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
     def wait(self, timeout_s: float) -> str:
         """Wait for the end of the program, and return what it has written to stdout.
 
@@ -492,19 +497,27 @@ def completion_request(prompt: Any, n_predict: int, seed: int) -> dict[str, Any]
 
 
 class LlamaServer:
-    """A llama-server on a free port of the loopback interface; `options`: see
-    :func:`server_options`. A context manager that stops it."""
+    """A llama-server on a free port of the loopback interface, or one that answers as it does. A
+    context manager that stops it.
 
-    def __init__(self, program: str, options: Sequence[str]) -> None:
+    Args:
+        options: see :func:`server_options`.
+        name: the option that names the model for clients.
+
+    Attributes:
+        url: where it listens.
+    """
+
+    def __init__(self, program: str, options: Sequence[str], name: str = "--alias") -> None:
         # Another program may take the port; only our server answers with this name.
-        self._alias = f"peer-{secrets.token_hex(8)}"
-        self._command = [program, *options, "--host", HOST, "--alias", self._alias]
+        self._alias, self._name = f"peer-{secrets.token_hex(8)}", Path(program).name
+        self._command = [program, *options, "--host", HOST, name, self._alias]
 
     def __enter__(self) -> LlamaServer:
         for attempt in range(_PORTS):
             port = free_port()
-            self._url = f"http://{HOST}:{port}"
-            self._program = Program(_SERVER, [*self._command, "--port", str(port)])
+            self.url = f"http://{HOST}:{port}"
+            self._program = Program(self._name, [*self._command, "--port", str(port)])
             try:
                 if self._wait_until_ready(may_retry=attempt + 1 < _PORTS):
                     return self
@@ -525,22 +538,27 @@ class LlamaServer:
                 said = self._program.last_words()
                 if may_retry and "couldn't bind" in said:
                     return False
-                raise PeerError(f"{_SERVER} ended at its start ({code}): {said}")
+                raise PeerError(f"{self._name} ended at its start ({code}): {said}")
             # 503 while the server loads, refused before it listens
             with suppress(OSError, HTTPException, ValueError):
                 if self._get("/health").get("status") == "ok" and self._is_ours():
                     return True
             time.sleep(_POLL_S)
         raise PeerError(
-            f"{_SERVER} was not ready in {START_TIMEOUT_S:.0f} s: {self._program.last_words()}"
+            f"{self._name} was not ready in {START_TIMEOUT_S:.0f} s: {self._program.last_words()}"
         )
+
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._program.pid
 
     def _is_ours(self) -> bool:
         models = self._get("/v1/models").get("data")
         return any(isinstance(m, dict) and m.get("id") == self._alias for m in models or ())
 
     def _get(self, path: str) -> dict[str, Any]:
-        with _opener.open(self._url + path, timeout=5) as answer:
+        with _opener.open(self.url + path, timeout=5) as answer:
             response = json.load(answer)
         return response if isinstance(response, dict) else {}
 
@@ -558,7 +576,7 @@ class LlamaServer:
         server refuses or dies."""
         data = json.dumps(request).encode()
         headers = {"Content-Type": "application/json"}
-        call = urllib.request.Request(f"{self._url}/completion", data, headers)
+        call = urllib.request.Request(f"{self.url}/completion", data, headers)
         try:
             with _opener.open(call, timeout=ANSWER_TIMEOUT_S) as answer:
                 if not request.get("stream"):

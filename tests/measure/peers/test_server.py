@@ -96,12 +96,12 @@ def test_another_server_at_the_port_is_not_measured(
 ) -> None:
     """Another server answers at the port; ours cannot bind it and starts again at another one."""
     with server(peers) as other:
-        taken = int(other._url.rpartition(":")[2])
+        taken = int(other.url.rpartition(":")[2])
         free, ports = peers_module.free_port, [taken, taken]
         monkeypatch.setattr(peers_module, "free_port", lambda: ports.pop() if ports else free())
         with server(peers) as ours:
-            assert ours._url != other._url and ours._is_ours()
-        ours._url = other._url
+            assert ours.url != other.url and ours._is_ours()
+        ours.url = other.url
         assert not ours._is_ours()
     assert len(peers.log("arguments")) == 1 + 3
 

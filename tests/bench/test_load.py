@@ -1,0 +1,76 @@
+"""bench/load.py: the same requests for each server, what its figures count, and a short load."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import load
+import pytest
+
+
+def test_the_seed_decides_what_is_asked() -> None:
+    """Lengths are in their ranges, and half of the prompts begin alike."""
+    tokens = [*range(9000)]
+    first, again, other = ([*islice(load.requests(tokens, 1, client), 400)] for client in (0, 0, 1))
+    assert first == again != other
+    assert all(200 <= len(prompt) <= 2000 and 64 <= n <= 256 for _, prompt, n in first)
+    alike = [prompt for _, prompt, _ in first if prompt[:100] == tokens[:100]]
+    assert 160 < len(alike) < 240
+    assert sum(pause for pause, *_ in first) / 400 == pytest.approx(1.0, rel=0.2)
+
+
+def test_answers_that_are_broken_off_count() -> None:
+    """With their tokens so far, and with the time that was waited in vain."""
+    whole = load.Answer(began=0, first=2.0, last=6.0, longest=1.5, n=41, n_chars=82)
+    part = load.Answer(began=1, first=4.0, last=9.0, longest=0.5, n_chars=20)
+    none = load.Answer(began=2)
+    failed = load.Answer(began=3, error="503")
+    cell = {"clients": 4, "seconds": 10.0, "memory": [2**20, 2**21]}
+    cell["answers"] = [asdict(one) for one in (whole, part, none, failed)]
+    of = load.figures(cell)
+    assert (of["ended"], of["failed"], of["longest"]) == (1, 1, 1.5)
+    assert of["speed"] == pytest.approx((41 + 10) / 10)
+    assert of["first"][0] == pytest.approx(5.0), "the median of 2, 3, 7 and 8"
+    assert [*of["between"]] == pytest.approx([0.1, 0.1])
+
+
+def run(folder: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code, and all cells so far."""
+    code = load.main([*options, "--output", str(folder / "load")])
+    return code, [json.loads(line) for line in (folder / "load.jsonl").read_text().splitlines()]
+
+
+def test_cells_that_are_there_are_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A failed request shows in the exit code, also of later calls."""
+
+    async def measure(side: str, n_clients: int, args: argparse.Namespace) -> dict[str, Any]:
+        error = "" if n_clients == 1 else "no answer"
+        answer = asdict(load.Answer(0.0, 1.0, 2.0, 1.0, 10, 20, error))
+        return {"answers": [answer], "memory": [], "seconds": 2.0}
+
+    monkeypatch.setattr(load, "measure", measure)
+    options = ["--clients", "1,2", "--sides", "ours,llama-server"]
+    code, cells = run(tmp_path, *options, "--most", "2")
+    assert code == 0 and [cell["clients"] for cell in cells] == [1, 1]
+    code, cells = run(tmp_path, *options)
+    assert code == 1 and [cell["clients"] for cell in cells] == [1, 1, 2, 2]
+    assert run(tmp_path, *options) == (1, cells)
+    assert len(run(tmp_path, *options, "--places", "2")[1]) == 8
+    assert (tmp_path / "load.svg").exists() and "llama-server" in (tmp_path / "load.md").read_text()
+
+
+@pytest.mark.long
+def test_a_short_load(tmp_path: Path) -> None:
+    """Two clients of our server; and a long prompt beside a running answer."""
+    options = ["--clients", "0,2", "--sides", "ours", "--seconds", "8", "--threads", "1"]
+    code, (interrupted, two) = run(tmp_path, *options)
+    assert code == 0, [cell["answers"] for cell in (interrupted, two)]
+    assert len(interrupted["answers"]) == 2 and interrupted["answers"][1]["n"] == 1
+    assert load.figures(two)["ended"] >= 2 and max(two["memory"]) > 0
