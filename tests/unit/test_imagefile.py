@@ -87,7 +87,7 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 free_at_once()
 out = io.BytesIO()
-Image.new("1", (4000, 4000)).save(out, "PNG")
+Image.new("1", (8000, 8000)).save(out, "PNG")
 data, end, before = out.getvalue(), threading.Event(), resident()
 def work(done):
     pixels_of(data)
@@ -99,7 +99,7 @@ for _ in range(4):
     threads.append(threading.Thread(target=work, args=(done,)))
     threads[-1].start()
     done.wait()
-print((resident() - before) // 4000**2)
+print((resident() - before) // 8000**2)
 end.set()
 """)
     assert done.returncode == 0 and int(done.stdout) < 4, (done.stdout, done.stderr)
