@@ -86,7 +86,7 @@ def test_a_key_is_asked_for(browser: Any, start: Start) -> None:
     assert "API key is missing" in texts(browser, ".error")[0]
     assert browser.find_element("id", "said").get_property("value") == QUESTION
     key.send_keys(KEY)
-    assert "8 tokens" in say(browser, "")
+    assert "tokens" in say(browser, "")
 
 
 def test_an_answer_is_stopped(
