@@ -53,6 +53,7 @@ def measure(args: argparse.Namespace) -> None:
             at = {"model": Path(args.model).name, "depth": args.depth, "loops": loops}
             for n_threads, tps in speeds.items():
                 file.write(json.dumps({**at, "threads": n_threads, "tps": tps}) + "\n")
+            file.flush()
 
 
 def side_by_side(
@@ -69,8 +70,9 @@ def side_by_side(
         pieces = {n: iter(run) for n, run in runs.items()}
         for turn in range(1, TURNS + 1):
             for n, run in runs.items():
-                while run.telemetry.n_generated < args.tokens * turn // TURNS:
-                    next(pieces[n], None)
+                goal = args.tokens * turn // TURNS
+                while run.telemetry.n_generated < goal and next(pieces[n], None) is not None:
+                    pass
         return {n: run.telemetry.decode_tps for n, run in runs.items()}
 
 
