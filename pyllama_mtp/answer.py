@@ -119,6 +119,11 @@ class Answer:
         return f"<{type(self).__name__}: {len(self.tokens)} tokens, {state}, {text!r}>"
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens so far, drafts verified for them, and drafts accepted."""
+        return len(self.tokens), self.telemetry.n_drafted, self.telemetry.n_accepted
+
+    @property
     def message(self) -> dict[str, Any]:
         """The turn, for a conversation that goes on: role, content, thought and calls."""
         found: dict[str, Any] = {"role": "assistant", "content": self.text}

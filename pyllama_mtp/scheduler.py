@@ -32,6 +32,7 @@ class Progress:
 
     Attributes:
         n_taken: characters of the answer's text and thought so far, tags included.
+        counts: of the answer after this step; see :attr:`.Answer.counts`.
         logprobs: those of the new tokens, if they are kept.
         finish_reason: of the answer; with the last step only.
         error: why the request has failed, if it has.
@@ -41,6 +42,7 @@ class Progress:
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     n_taken: int = 0
+    counts: tuple[int, int, int] = (0, 0, 0)
     logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     error: UsageError | None = None
@@ -214,7 +216,8 @@ class Scheduler:
             pieces += answer.rest()
             answer.finish_reason = answer.ended or "length"
             self._retire(sequence)
-        return Progress(request, pieces, new, answer.n_taken, logprobs, answer.finish_reason)
+        taken = answer.n_taken, answer.counts
+        return Progress(request, pieces, new, *taken, logprobs, answer.finish_reason)
 
     def _retire(self, sequence: Sequence) -> None:
         """Free the sequence of a request that is done or given up."""

@@ -148,6 +148,16 @@ class Telemetry:
                 counts[position] += 1
 
     @property
+    def n_drafted(self) -> int:
+        """Drafts verified: of the head, and from earlier in the text."""
+        return sum(self.drafted) + self.looked_up["drafted"]
+
+    @property
+    def n_accepted(self) -> int:
+        """Of these, accepted."""
+        return sum(self.accepted) + self.looked_up["accepted"]
+
+    @property
     def prefill_tps(self) -> float:
         """Prompt tokens processed per second; cached ones do not count. 0 when nothing was."""
         done = self.n_prompt - self.n_cached - self.n_left
@@ -176,8 +186,7 @@ class Telemetry:
     @property
     def mean_accepted_length(self) -> float:
         """Accepted drafts per round."""
-        n_accepted = sum(self.accepted) + self.looked_up["accepted"] + self.forced
-        return n_accepted / self.rounds if self.rounds else 0.0
+        return (self.n_accepted + self.forced) / self.rounds if self.rounds else 0.0
 
     @property
     def tokens_per_round(self) -> float:

@@ -67,13 +67,13 @@ def one_line(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
-def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:
-    """The usage of all choices; a prompt with `n` choices counts once."""
+def usage(choices: Sequence[Choice], n: int, told: bool = False) -> dict[str, Any]:
+    """The usage of all choices; a prompt with `n` choices counts once. `told`: of what a stream has
+    told so far."""
+    counts = [choice.told if told else choice.request.answer.counts for choice in choices]
+    n_generated, drafted, accepted = (sum(column) for column in zip(*counts, strict=True))
     telemetries = [choice.request.answer.telemetry for choice in choices]
     n_prompt = sum(len(choice.request.prompt) for choice in choices[::n])
-    n_generated = sum(len(choice.request.answer.tokens) for choice in choices)
-    drafted = sum(sum(t.drafted) + t.looked_up["drafted"] for t in telemetries)
-    accepted = sum(sum(t.accepted) + t.looked_up["accepted"] for t in telemetries)
     n_reasoning = sum(choice.request.answer.n_reasoning for choice in choices)
     return {
         "prompt_tokens": n_prompt,
@@ -97,8 +97,7 @@ def speculation(telemetry: Telemetry, depth: int) -> dict[str, Any]:
         depth: most drafts of a round.
     """
     held = telemetry.held + [0] * (depth + 1 - len(telemetry.held))
-    n_steps, accepted = sum(held), sum(n * count for n, count in enumerate(held))
-    drafted = sum(telemetry.drafted) + telemetry.looked_up["drafted"]
+    n_steps, drafted, accepted = sum(held), telemetry.n_drafted, telemetry.n_accepted
     return {
         "mean_acceptance_length": 1 + accepted / n_steps if n_steps else 1.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
@@ -326,6 +325,7 @@ class Choice(Job):
         self._logprobs = _LogprobStream(model, len(echo)) if keeps else None
         self._echo, self._scored = echo, False  # log probabilities of the prompt were sent
         self._begun = False  # a part was sent
+        self.told = (0, 0, 0)  # see Answer.counts
 
     def _choice(
         self, content: dict[str, Any], finish_reason: str | None, n_taken: int
@@ -375,6 +375,8 @@ class Choice(Job):
         """The choice of a chunk with a step's text. None: there is nothing to send, and the chunk
         is needed neither `always` nor as the first."""
         begun = self._begun
+        if step.tokens:
+            self.told = step.counts
         if self._logprobs:
             self._logprobs.feed(step.logprobs)
         if begun and not (step.pieces or step.finish_reason or always):
@@ -499,7 +501,7 @@ class Reply:
     def _chunk(self, content: dict[str, Any]) -> bytes:
         counts: dict[str, Any] = {"usage": None} if self._body.include_usage else {}
         if self._body.usage_so_far:
-            counts["usage"] = usage(self._choices, self._body.n)
+            counts["usage"] = usage(self._choices, self._body.n, told=True)
         return sse(to_json({**self._head, **content, **counts}))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from pyllama_mtp import Model, Sampling
-from pyllama_mtp.serve.answers import make_choices
+from pyllama_mtp.serve.answers import Reply, make_choices
 from pyllama_mtp.serve.bodies import CompletionBody, parse
 
 from .conftest import NAME, Running, Start
@@ -77,10 +80,28 @@ def test_several_answers_have_no_such_figures(shared: Running) -> None:
 
 
 def test_usage_so_far(shared: Running) -> None:
+    """Each chunk has that of its own round, also where the answer is further than the stream."""
     options = {"include_usage": True, "continuous_usage_stats": True}
-    got = shared.complete(PROMPT, max_tokens=30, stream=True, stream_options=options)
-    counts = [chunk.usage.completion_tokens for chunk in got]
-    assert counts == sorted(counts) and counts[0] < counts[-1] == 30
+    asked = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0, "stream": True}
+    body = parse(CompletionBody, {**asked, "stream_options": options})
+
+    async def late() -> list[bytes]:
+        reply = Reply(shared.served, body)
+        reply.start(shared.generator)
+        shared.wait_until_idle()  # the event loop waits, too
+        return [event async for event in reply.chunks()]
+
+    assert shared.generator.events
+    *events, _ = asyncio.run_coroutine_threadsafe(late(), shared.generator.events).result(20)
+    usages = [json.loads(event.removeprefix(b"data: "))["usage"] for event in events]
+    told = [
+        (one["completion_tokens"], one["completion_tokens_details"]["accepted_prediction_tokens"])
+        for one in usages
+    ]
+    *rounds, last = told
+    assert rounds[-1] == last and last[0] == 30 and rounds[0] == (1, 0)
+    for (n, accepted), (m, more) in pairwise(rounds):
+        assert m - n == 1 + more - accepted
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
