@@ -24,6 +24,9 @@ TAIL = 64
 SHORT_TAIL = 16
 #: Processing a last graph of fewer tokens again is no slower than cutting it.
 LONG_GRAPH = 64
+#: Tokens before the end of what two prompts share at which a third may part: words that two
+#: questions happen to begin with.
+ALIKE = 8
 #: Least tokens of a part that is cut off where prompts may part.
 LEAST_PART = 32
 
@@ -147,7 +150,8 @@ class Checkpoints:
 
 
 def partings(start: int, stop: int, shared: int, turns: Sequence[int] | None = None) -> list[int]:
-    """Where a later prompt may leave this one: at the end of what an earlier prompt shared.
+    """Where a later prompt may leave this one: ALIKE tokens before the end of what an earlier
+    prompt shared.
 
     In a chat also: at the end of the last turn but one, before the last message; TAIL tokens before
     the opening of the answer, for another question after the same text; and before this opening,
@@ -160,7 +164,7 @@ def partings(start: int, stop: int, shared: int, turns: Sequence[int] | None = N
     """
     if stop - start < LONG_GRAPH:
         return []
-    at = [shared]
+    at = [shared - ALIKE]
     if turns is not None:
         closed = bool(turns) and stop - turns[-1] < TAIL
         opening = turns[-1] if closed else stop - SHORT_TAIL
