@@ -141,9 +141,8 @@ def main() -> int:
             if name.endswith(OUR_LIBRARY):  # from now on; this process has loaded its own
                 os.environ["LD_LIBRARY_PATH"] = str(native.locate("patched")[0])
             with Model(path) as model:
-                mmproj = write_synthetic_mmproj(
-                    Path(folder) / f"mmproj-{path.name}", model.n_embd_inp
-                )
+                mmproj = Path(folder) / f"encoder-{len(ended)}.gguf"
+                write_synthetic_mmproj(mmproj, model.n_embd_inp)
                 with Vision(model, mmproj, n_threads=1) as vision:
                     command = server.command[0]
                     runs = (trials(vision, command, depth, recorded) for depth in DEPTHS)
