@@ -125,7 +125,10 @@ def test_a_failure_leaves_no_empty_files(
         raise LibraryError("no native library; tried: here and there")
 
     monkeypatch.setattr("pyllama_mtp.llama.native.load", load)
-    for command in (["generate", "--log-pairs", "pairs.jsonl", "x"], ["matrix", "-m", "folder/m.gguf"]):
+    for command in (
+        ["generate", "--log-pairs", "pairs.jsonl", "x"],
+        ["matrix", "-m", "folder/m.gguf"],
+    ):
         refused(cli(*command), "no native library; tried: here and there")
     assert [*Path.cwd().iterdir()] == [folder / "folder"]
 
