@@ -39,10 +39,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_would_end_the_process_ends_a_child(tmp_path: Path, children: list[Any]) -> None:
-    """An assertion in a kernel, which runs in threads that nothing can be raised from."""
+    """An assertion in a kernel: where several threads compute it ends the child, on one it is an
+    error."""
     epsilon = {"attention.layer_norm_rms_epsilon": -1.0}
     path = write_model(tmp_path / "bad.gguf", "llama", **epsilon)
-    said = r"SIGABRT\): .*eps >= 0.0f"
+    said = r"eps >= 0.0f"
     with every_core(), pytest.raises(ModelFileError, match=said) as caught:
         Model(path)
     assert caught.value.path == str(path) and len(children) == 1
