@@ -11,10 +11,9 @@ import pytest
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.records import read_cells
 
-from ..marks import usual
 
-
-@pytest.mark.parametrize("repack", usual(["-rtr"], long=[[]]))
+@pytest.mark.long
+@pytest.mark.parametrize("repack", [["-rtr"], []])
 def test_a_matrix_beside_ik(
     repack: list[str], fake_peers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -242,7 +242,7 @@ NEWEST = {
 }
 
 
-FEW = ("llama.cpp decides", "an older date")
+FEW = ("llama.cpp decides",)
 
 
 @pytest.mark.parametrize("case", usual(*FEW, long=[case for case in NEWEST if case not in FEW]))

@@ -244,7 +244,7 @@ def test_figures(demo: Model, prompts: Prompts) -> None:
     assert json.loads(json.dumps(total.to_dict()))["output_bytes"] > 0
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", usual(3, long=[0]))
 def test_log_probabilities(demo: Model, prompts: Prompts, depth: int) -> None:
     """Each token has its log probabilities, which are those of a fresh context."""
     with BatchSession(demo, settings(depth), 2) as session:

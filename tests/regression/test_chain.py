@@ -20,6 +20,7 @@ from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import set_draft_head
 
+from ..marks import usual
 from ..trimmed import head_rows
 from .support import N_BATCH, made_up
 from .twocontexts import (
@@ -90,11 +91,12 @@ for kind, flash in [("f16", "on"), ("f16", "off"), ("f32", "off"), ("q8_0", "on"
     CASES[f"{kind}, flash {flash}"] = lengths, (8,), cache
 
 
-@pytest.mark.parametrize(("lengths", "depths", "options"), CASES.values(), ids=CASES)
-def test_chains_are_single_steps(
-    model: Model, lengths: Sequence[int], depths: Sequence[int], options: dict[str, object]
-) -> None:
-    tally = Tally()
+LONG = ("f16, flash off", "q4_0, flash on")
+
+
+@pytest.mark.parametrize("case", usual(*(one for one in CASES if one not in LONG), long=LONG))
+def test_chains_are_single_steps(model: Model, case: str) -> None:
+    (lengths, depths, options), tally = CASES[case], Tally()
     with beside(model, **options) as (found, wanted):
         for n in lengths:
             after_prompt(found, wanted, n)

@@ -224,10 +224,11 @@ def share(runs: Sequence[Generation]) -> float:
 @pytest.mark.parametrize(
     ("depth", "options"),
     usual(
-        (1, {}),
         (3, {"rollback": "replay"}),
-        (3, {"p_min": 0.4}),
-        long=[(3, {}), (1, {"rollback": "replay"}), (1, {"p_min": 0.4})],
+        long=[
+            *((depth, options) for depth in (1, 3) for options in ({}, {"p_min": 0.4})),
+            (1, {"rollback": "replay"}),
+        ],
     ),
     ids=str,
 )

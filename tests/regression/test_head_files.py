@@ -52,9 +52,9 @@ def drafted(path: Path, head: Path | str | None, **options: Any) -> list[tuple[A
     "options",
     usual(
         {},
-        {"prompt_sync": "full"},
         {"draft_vocab": 700},
         long=[
+            {"prompt_sync": "full"},
             {"cache_type_k": "q8_0", "cache_type_v": "q8_0"},
             {"draft_head_type": "q4_0", "draft_vocab": "full"},
         ],

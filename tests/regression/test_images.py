@@ -20,7 +20,8 @@ from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
-from ..plain import ARCHITECTURES, write_model
+from ..marks import usual
+from ..plain import write_model
 from ..processes import RunPython
 from .support import N_UBATCH, Scripted, engine_of, made_up
 from .twocontexts import context, none, one_sequence, state, trunk
@@ -330,7 +331,7 @@ def test_a_model_without_a_head_sees(
         assert {name: text_of(session, name) for name in PROMPTS} == whole
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", usual("llama", "mamba", long=["gemma3", "qwen3", "k2-horizon"]))
 def test_other_architectures_see(arch: str, tmp_path: Path) -> None:
     """Models without M-RoPE take the rows one position after the other; drafts from the text, reuse
     and files work as after text."""

@@ -87,7 +87,7 @@ def check(model: Model, settings: Settings, n_sequences: int = 1) -> list[dict[s
     return list(found.values())
 
 
-@pytest.mark.parametrize(("name", "options", "n_sequences"), CASES)
+@pytest.mark.parametrize(("name", "options", "n_sequences"), usual(*CASES[::2], long=CASES[1::2]))
 def test_on_the_cpu(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any], n_sequences: int
 ) -> None:

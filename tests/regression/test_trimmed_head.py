@@ -193,7 +193,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize(
-    "options", usual(OPTIONS["picked"], OPTIONS["drawn"], long=[OPTIONS["a probability"]])
+    "options", usual(OPTIONS["picked"], long=[OPTIONS["drawn"], OPTIONS["a probability"]])
 )
 def test_the_same_drafts(
     demo: Model,

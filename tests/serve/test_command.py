@@ -55,10 +55,12 @@ def a_long_stream(url: str, key: str = "any") -> openai.Stream[openai.types.Comp
 def test_a_signal_ends_it_in_order(launch: Launch, number: signal.Signals) -> None:
     """A running stream gets an end that says why; nothing is accepted any more."""
     process, url = launch(
-        "--grace", "0.5", "--threads", "1", "--synthetic-acceptance", "0,0,0,0,0,0"
+        *("--grace", "0.5", "--threads", "1", "--synthetic-acceptance", "0,0,0,0,0,0"),
+        PYLLAMA_MTP_API_KEY="secret",
     )
     assert process.stdout and "acceptance is imposed" in process.stdout.readline()
-    stream = a_long_stream(url)
+    assert httpx.get(f"{url}/models").status_code == 401, "the key comes from the environment"
+    stream = a_long_stream(url, "secret")
     process.send_signal(number)
     with pytest.raises(openai.APIError, match="shutting down"):
         for _ in stream:
@@ -81,12 +83,6 @@ def test_the_second_signal_ends_it_at_once(launch: Launch) -> None:
     assert process.wait(20) == 130
     assert time.monotonic() - began < 2
     stream.close()
-
-
-def test_the_key_may_come_from_the_environment(launch: Launch) -> None:
-    _, url = launch(PYLLAMA_MTP_API_KEY="secret")
-    assert httpx.get(f"{url}/models").status_code == 401
-    assert a_long_stream(url, "secret")
 
 
 def test_a_port_that_is_taken_or_not_there(program: Program) -> None:

@@ -91,6 +91,7 @@ def picture(kind: str, size: int) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.long
 def test_hostile_images_take_no_memory(demo_file: Path, demo: Model, tmp_path: Path) -> None:
     """Each is a 400 that says what to do, and after each the server's memory is as before."""
     model = shutil.copy(demo_file, tmp_path)
