@@ -46,7 +46,8 @@ def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path
 
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "glm4moe"])
-def test_other_architectures_end_a_process_that_tries_them(arch: str, tmp_path: Path) -> None:
+def test_what_llama_cpp_stops_at_in_other_architectures(arch: str, tmp_path: Path) -> None:
+    """A failed assertion is an error, or it ends the process that tries the file first."""
     edit = {"op": "set", "key": f"{arch}.attention.layer_norm_rms_epsilon", "type": 6, "value": -1}
     cases = [Case("model", 0, [edit]), *(Case("model", 9_000_000 + i) for i in range(12))]
     path = tmp_path / "m.gguf"
@@ -54,7 +55,9 @@ def test_other_architectures_end_a_process_that_tries_them(arch: str, tmp_path: 
     with every_core(), Pool(written, JOBS) as pool:
         outcomes = list(pool.run(cases))
     assert [o for o in outcomes if o.outcome == FINDING] == []
-    assert len(outcomes) == len(cases) and ENDED in {o.outcome for o in outcomes}
+    assert len(outcomes) == len(cases)
+    (first,) = [o for o in outcomes if o.case.edits]
+    assert first.outcome in (ENDED, NATIVE)
 
 
 def test_a_seed_is_a_case(demo_file: Path, tmp_path: Path) -> None:
