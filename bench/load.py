@@ -3,7 +3,10 @@
 
     python bench/load.py -m FILE.gguf               # all cells that OUTPUT.jsonl does not have yet
     python bench/load.py -m FILE.gguf --most 1      # the next of them, in about two minutes
-    python bench/load.py -m FILE.gguf --clients 4 --sides ours --seconds 1800   # is memory flat?
+
+Is memory flat?
+
+    python bench/load.py -m FILE.gguf --clients 4 --sides ours --seconds 1800 --cache-ram 64
 
 A cell is one server and one number of clients. Each client sends a request, waits for the answer,
 and sends the next one after a pause that is drawn from an exponential distribution (Poisson
@@ -158,12 +161,13 @@ class Load:
 def server_of(side: str, args: argparse.Namespace) -> LlamaServer:
     """The server of a side, which is not started yet."""
     model, threads, places = str(args.model), str(args.threads), str(args.places)
+    store = ["--cache-ram", str(args.cache_ram)]
     if side.startswith("ours"):
-        words = ["serve", "--model", model, "--threads", threads]
+        words = ["serve", "--model", model, "--threads", threads, *store]
         words += ["--n-sequences", places, "--n-ctx", str(N_CTX), "--max-queue", "1000"]
         words += ["--draft-n-max", "0"] if "without" in side else []
         return LlamaServer(str(Path(sys.executable).with_name("pyllama-mtp")), words, "--name")
-    words = ["-m", model, "-t", threads, "-np", places, "--kv-unified"]
+    words = ["-m", model, "-t", threads, "-np", places, "--kv-unified", *store]
     words += ["-c", str(args.places * N_CTX)]
     words += ["--spec-type", "draft-mtp"] if "with MTP" in side else []
     return LlamaServer(find("llama-server").command[0], words)
@@ -240,13 +244,15 @@ def main(argv: list[str] | None = None) -> int:
     add("--most", type=int, metavar="N", help="measure at most so many cells now")
     add("--places", type=int, default=4, help="requests decoded together (default: %(default)s)")
     add("--threads", type=int, default=available_threads(), help="default: all cores")
+    add("--cache-ram", type=int, default=8192, metavar="MIB", help="of prompts (%(default)s)")
     add("--seed", type=int, default=1, help="default: %(default)s")
     add("--output", type=Path, default=DRAFTS / "load", help="default: build/results/load")
     args = parser.parse_args(argv)
     clients, sides = [int(n) for n in args.clients.split(",")], args.sides.split(",")
     if wrong := {*sides} - {*SIDES}:
         parser.error(f"--sides {', '.join(wrong)}: the sides are {', '.join(SIDES)}")
-    same = {name: getattr(args, name) for name in ("seconds", "places", "threads", "seed")}
+    names = ("seconds", "places", "threads", "seed", "cache_ram")
+    same = {name: getattr(args, name) for name in names}
     same["model"] = args.model.name
     file = args.output.with_suffix(".jsonl")
     file.parent.mkdir(parents=True, exist_ok=True)
