@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -25,7 +24,6 @@ from parity import (
     DEPTHS,
     N_TOKENS,
     N_UBATCH,
-    OUR_LIBRARY,
     TOGETHER,
     Recorded,
     compared,
@@ -37,7 +35,6 @@ from parity import (
 from PIL import Image
 
 from pyllama_mtp import BatchSession, Model, Session
-from pyllama_mtp.llama import native
 from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import ImagePrompt, Vision, position
 from pyllama_mtp.measure.peers import (
@@ -67,7 +64,7 @@ A trial: all of {N_TOKENS} tokens after one of {len(SIZES) * len(TEXTS)} prompts
 and the number of accepted drafts, at depths {DEPTHS}, {ALONE} and {TOGETHER} (four at
 once). Images are first, in the middle, last, or two; of 8 to 132 tokens each, and graphs have
 {N_UBATCH}. The encoder has random weights; so has "tiny", whose head drafts well. Near ties are as
-in parity.py. The last rows have the kernels of our libllama on both sides. Each prompt has a server
+in parity.py. Text only: the texts are equal, the accepted drafts are not. Each prompt has a server
 of its own: drafts of llama-server after an image depend on the prompt before it."""
 
 
@@ -136,18 +133,15 @@ def main() -> int:
     recorded = Recorded()
     with tempfile.TemporaryDirectory() as folder:
         tiny = write_synthetic(Path(folder) / "tiny.gguf", "tiny", "q8_0", head_noise=0.05)
-        models = {"demo": demo_path(), "tiny": tiny, f"tiny, {OUR_LIBRARY}": tiny}
-        for name, path in models.items():
-            if name.endswith(OUR_LIBRARY):  # from now on; this process has loaded its own
-                os.environ["LD_LIBRARY_PATH"] = str(native.locate("patched")[0])
+        for path in (demo_path(), tiny):
             with Model(path) as model:
                 mmproj = Path(folder) / f"encoder-{len(ended)}.gguf"
                 write_synthetic_mmproj(mmproj, model.n_embd_inp)
                 with Vision(model, mmproj, n_threads=1) as vision:
                     command = server.command[0]
                     runs = (trials(vision, command, depth, recorded) for depth in DEPTHS)
-                    ended[name] = [trial for found in runs for trial in found]
-            print("\n".join(table({name: ended[name]})), flush=True)
+                    ended[path.stem] = [trial for found in runs for trial in found]
+            print("\n".join(table({path.stem: ended[path.stem]})), flush=True)
     title = "Texts and accepted drafts after images, beside llama-server"
     write_page("image-parity.md", title, server, table(ended), WHAT_IT_SAYS)
     found = [trial for some in ended.values() for trial in some]
