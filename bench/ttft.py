@@ -55,8 +55,7 @@ class Ours(LlamaServer):
 
     def __init__(self, options: Sequence[str]) -> None:
         program = Path(sysconfig.get_path("scripts"), "pyllama-mtp")  # the installed one
-        super().__init__(str(program), ["serve", *options])
-        self._command = ["--name" if word == "--alias" else word for word in self._command]
+        super().__init__(str(program), ["serve", *options], "--name")
 
     def __exit__(self, *raised: object) -> None:
         """Let it end by itself: it stores its prompts."""
@@ -69,7 +68,7 @@ def first_token(server: LlamaServer, messages: Messages) -> tuple[float, str]:
     """Seconds until the first token of an answer comes, and the answer."""
     body = {"messages": messages, "max_tokens": N_ANSWER, "temperature": 0, "stream": True}
     headers = {"Content-Type": "application/json"}
-    url = f"{server._url}/v1/chat/completions"
+    url = f"{server.url}/v1/chat/completions"
     call = urllib.request.Request(url, json.dumps(body).encode(), headers)
     began, seconds, text = time.perf_counter(), 0.0, ""
     with urllib.request.urlopen(call, timeout=600) as answer:

@@ -527,7 +527,6 @@ class Engine:
             sequence.images.append(placed)
         if end == placed.end:
             self._remember(sequence)  # another question about it may come
-        if end == placed.end:
             self.target.synchronize()  # or the time of the rows would count as the text's
         for telemetry in sequence.counts:
             took = time.perf_counter() - began

@@ -110,6 +110,18 @@ def test_images_are_kept(tmp_path: Path) -> None:
     assert back.images == IMAGES
 
 
+def change_header(path: Path, name: str, i: int, changes: dict[str, Any]) -> None:
+    """Change item `i` of a list in a file's header."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    header = json.loads(members[HEADER])
+    header[name][i] |= changes
+    members[HEADER] = json.dumps(header).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, data in members.items():
+            archive.writestr(member, data)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -120,14 +132,7 @@ def test_images_are_kept(tmp_path: Path) -> None:
 )
 def test_images_that_cannot_be_there(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = saved(tmp_path, tokens=SEEN, images=IMAGES)
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    header = json.loads(members[HEADER])
-    header["images"][0] |= changes
-    members[HEADER] = json.dumps(header).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
+    change_header(path, "images", 0, changes)
     refused(path, "damaged")
 
 
@@ -171,14 +176,7 @@ def test_checkpoints_are_kept(tmp_path: Path) -> None:
 )
 def test_checkpoints_that_cannot_be_there(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = saved(tmp_path, checkpoints=CHECKPOINTS)
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    header = json.loads(members[HEADER])
-    header["checkpoints"][1] |= changes
-    members[HEADER] = json.dumps(header).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
+    change_header(path, "checkpoints", 1, changes)
     refused(path, "damaged")
 
 
