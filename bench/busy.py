@@ -48,8 +48,9 @@ def measure(args: argparse.Namespace) -> None:
     with Model(args.model) as model, Path(args.output).open("a", encoding="utf-8") as file:
         for loops, number in itertools.product(args.loops, range(args.repeat)):
             first = number % len(numbers)
-            with busy(loops):
-                speeds = side_by_side(model, [*numbers[first:], *numbers[:first]], args)
+            order = [*numbers[first:], *numbers[:first]]
+            with busy(loops):  # none always comes after the same one, whose threads still wait
+                speeds = side_by_side(model, order[:: -1 if number % 2 else 1], args)
             at = {"model": Path(args.model).name, "depth": args.depth, "loops": loops}
             for n_threads, tps in speeds.items():
                 file.write(json.dumps({**at, "threads": n_threads, "tps": tps}) + "\n")
