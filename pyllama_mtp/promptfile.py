@@ -484,19 +484,33 @@ def restore(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> int
         UsageError: longer than the context.
     """
     found = read(path, identity_of(engine))
+    check(engine, found)
+    return _replace(engine, sequence, found, os.fspath(path))
+
+
+def copy(source: Engine, engine: Engine) -> int:
+    """Put the text of another engine's first sequence into that of `engine`. Raises
+    PromptFileError, InsufficientMemoryError: see :meth:`.Contexts.copy_from`."""
+    identity = identity_of(source)
+    _compare("the other session", identity, identity_of(engine))
+    found = processed(source, source.sequences[0], identity)
+    return _replace(engine, engine.sequences[0], found, "the other session")
+
+
+def _replace(engine: Engine, sequence: Text, found: ProcessedPrompt, name: str) -> int:
+    """The end of :func:`restore`; `name`: where the text came from."""
     if len(found.tokens) > engine.n_ctx:
         raise UsageError(
-            f"{os.fspath(path)} holds {len(found.tokens)} tokens and the context "
-            f"{engine.n_ctx}; use a longer n_ctx"
+            f"{name} holds {len(found.tokens)} tokens and the context {engine.n_ctx}; use a longer "
+            "n_ctx"
         )
-    check(engine, found)
     engine.begin()
     try:
         put_back(engine, sequence, found)
     except BaseException as error:
         engine.reset()
         if isinstance(error, PromptFileError):
-            raise PromptFileError(f"{os.fspath(path)}: {error}", path) from None
+            raise PromptFileError(f"{name}: {error}", name) from None
         raise
     sequence.used = time.monotonic()
     return len(found.tokens)

@@ -338,6 +338,18 @@ class Contexts(Owned):
             one = self._engine.sequences[self._number(sequence)]
             return promptfile.restore(self._engine, one, file_name("path", path))
 
+    def copy_from(self, other: Contexts) -> int:
+        """Continue from the text of another session, as from a file of :meth:`save`; of several
+        sequences, it is that of the first. Returns the number of tokens.
+
+        Raises:
+            PromptFileError: a session of another model or settings.
+            UsageError: more tokens than the context has room for.
+            InsufficientMemoryError: there is no room for the states.
+        """
+        with other._engine.alone, self._engine.alone:
+            return promptfile.copy(other._engine, self._engine)
+
     def _number(self, sequence: int) -> int:
         most = len(self._engine.sequences) - 1
         return whole("sequence", sequence, 0, most, f"from 0 to {most}")

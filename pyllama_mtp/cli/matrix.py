@@ -17,6 +17,7 @@ examples:
   pyllama-mtp matrix --report page
   pyllama-mtp matrix --depths 0,2,3,4,auto --report page
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1k,8k,192k
+  pyllama-mtp matrix -m Qwen3.5-4B-Q8_0.gguf --at 1k,8k,64k,192k --repeat 3
   pyllama-mtp matrix --depths 0,3 --repeat 9 --budget 10m --format markdown
   pyllama-mtp matrix --depths 0,3 --rows all,last --sync full,kv
   pyllama-mtp matrix --variants upstream,patched --output libraries.jsonl
@@ -35,6 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -99,6 +101,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS,...",
         help="prompt sizes in tokens, those of an image among them; 1k is 1024 (default: "
         f"{','.join(map(str, SIZES))})",
+    )
+    group.add_argument(
+        "--at",
+        type=parsing.comma_list(partial(parsing.tokens, least=0)),
+        metavar="TOKENS,...",
+        help="measure the prompt and the answer with so many tokens in the context before them "
+        "(llama-bench's -d), which is filled once per repeat, from one length to the next; it is "
+        f"--axis n-context=... (then --prompt-sizes is one size, by default {FIRST_SIZES[0]})",
     )
     parsing.add_whole(
         group,
@@ -242,7 +252,7 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp.measure.run import with_room
     from pyllama_mtp.models.ggufinfo import read_gguf
 
-    chosen = (args.model, args.prompt_sizes, args.depths, args.image)
+    chosen = (args.model, args.prompt_sizes, args.depths, args.image, args.at)
     first = all(one is None for one in chosen)
     args = _with_defaults(args, first)
     request = _check(args)
@@ -294,8 +304,10 @@ def _with_defaults(args: argparse.Namespace, first: bool) -> argparse.Namespace:
         own.budget = args.budget or usual
     own.least_repeats = FIRST_REPEATS if first and args.budget is None else 0
     own.classes = usual_classes(args.classes, args.image)
+    own.axes = [*args.axes, *([("n_context", args.at)] if args.at else [])]
     own.usual_sizes = args.prompt_sizes is None
-    own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if first else SIZES)
+    short = first or any(name == "n_context" for name, _ in own.axes)
+    own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if short else SIZES)
     if args.max_tokens is None:
         short = first and args.output_mode == "text"
         own.max_tokens = FIRST_TOKENS if short else MAX_TOKENS[args.output_mode]
@@ -347,6 +359,8 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
             "--peers measures at temperature 0, by the model's best token; leave the sampling "
             "options out"
         )
+    if args.profile and plan.contexts[-1]:
+        raise UsageError("--profile times prompts in an empty context; leave --at out")
     if args.report:  # last, because it makes the folder
         check_report(args.report)
     return MatrixRequest(

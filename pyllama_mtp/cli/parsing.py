@@ -88,10 +88,10 @@ def real(least: float) -> Callable[[str], float]:
     return parse
 
 
-def tokens(text: str) -> int:
+def tokens(text: str, least: int = 1) -> int:
     """An argparse type: a number of tokens, "2048" or "2k"."""
     thousands = text[:-1] if text[-1:] in ("k", "K") else ""
-    return 1024 * whole(1)(thousands) if thousands.isdigit() else whole(1)(text)
+    return 1024 * whole(1)(thousands) if thousands.isdigit() else whole(least)(text)
 
 
 def add_whole(

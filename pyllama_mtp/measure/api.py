@@ -301,9 +301,10 @@ def matrix(
         output: a file to which every finished sample is appended.
         on_event: called at every step; must not raise.
         axes: values of fields of :class:`Settings` to measure with, by name:
-            ``cache_type_k=("f16", "q8_0")``; and `n_sequences`, generated at once. Fields that
-            matter only to drafts (`prompt_rows`, `prompt_sync`, `hidden`, `draft_vocab`, ...) vary
-            at depths above 0. `synthetic_acceptance` takes the rates of each position:
+            ``cache_type_k=("f16", "q8_0")``; `n_sequences`, generated at once; and `n_context`,
+            tokens in the context before the prompt, filled once per repeat. Fields that matter
+            only to drafts (`prompt_rows`, `prompt_sync`, `hidden`, `draft_vocab`, ...) vary at
+            depths above 0. `synthetic_acceptance` takes the rates of each position:
             ``((0.8, 0.6), (0.5, 0.3))``.
 
     A single size, depth, class or value of an axis needs no sequence around it.

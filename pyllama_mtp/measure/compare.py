@@ -67,7 +67,8 @@ class Change:
     Attributes:
         figure: "prefill" or "decode".
         name: the series in words.
-        n_prompt: tokens; None for a line over several sizes.
+        n_prompt, n_context: tokens, and those in the context before; None for a line over several
+            sizes.
         old, new: medians in tokens per second, or ratios to no MTP; None over several cells.
         ratio: estimate from the paired ratios new / old (:func:`.typical`); over several cells the
             geometric mean. Above 1 is faster.
@@ -81,6 +82,7 @@ class Change:
     figure: str
     name: str
     n_prompt: int | None
+    n_context: int | None
     old: float | None
     new: float | None
     ratio: float
@@ -125,7 +127,7 @@ class Comparison:
 
 
 #: The first fields of a Change, and its rows of the matrix of logarithms of paired ratios.
-_Line = tuple[tuple[str, str, int | None, float | None, float | None], tuple[int, ...]]
+_Line = tuple[tuple[str, str, int | None, int | None, float | None, float | None], tuple[int, ...]]
 #: Logarithms of the paired ratios NEW / OLD of a cell, and the medians of both sides.
 _Paired = tuple[list[float], float, float]
 
@@ -158,7 +160,7 @@ def compare(
     if not figures or set(figures) - set(SPEEDS):
         raise UsageError(f"figures must be some of {', '.join(SPEEDS)}, not {figures!r}")
     ignored = _ignored(old, new)
-    label = Labels([*old, *new], ignored)
+    label = Labels([*old, *new], {*ignored, "n_context"})
     before, after = (  # of cells that are the same measurement the last one
         {(cell.n_prompt, series_key(cell, ignored)): cell for cell in ordered(side) if cell.samples}
         for side in (old, new)
@@ -166,7 +168,7 @@ def compare(
     pairs = [(before[key], after[key]) for key in before if key in after]
     only_old, only_new = (
         [
-            f"{label(cell)}, prompt {size_name(cell.n_prompt)}"
+            f"{label(cell)}, prompt {size_name(cell.n_prompt, cell.n_context)}"
             for key, cell in side.items()
             if key not in other
         ]
@@ -243,14 +245,16 @@ def _lines(
             if pairs_of_cell := paired(old, new, SPEEDS[figure], sides or ()):
                 name, row = label(old), len(rows)
                 of_series.setdefault(name, []).append(row)
-                lines.append(((figure, name, old.n_prompt, *pairs_of_cell[1:]), (row,)))
+                first = (figure, name, old.n_prompt, old.n_context, *pairs_of_cell[1:])
+                lines.append((first, (row,)))
                 rows.append(pairs_of_cell[0])
         several = {f"{name}, all sizes": own for name, own in of_series.items() if len(own) > 1}
         # Cells of one size share the samples without MTP, so the noise of their ratios to no MTP
         # does not average out.
         if len(of_series) > 1 and not sides:
             several["all cells"] = [*chain(*of_series.values())]
-        lines += [((figure, name, None, None, None), tuple(own)) for name, own in several.items()]
+        over = (None,) * 4
+        lines += [((figure, name, *over), tuple(own)) for name, own in several.items()]
     if not lines:
         wanted = "a cell with MTP beside one without" if sides else "a speed"
         raise UsageError(
@@ -326,7 +330,7 @@ def _table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             change.figure,
-            NONE if change.n_prompt is None else size_name(change.n_prompt),
+            NONE if change.n_prompt is None else size_name(change.n_prompt, change.n_context or 0),
             change.name,
             *(NONE if v is None else f"{v:,.{digits}f}" for v in (change.old, change.new)),
             f"{change.ratio:.3f}",

@@ -101,6 +101,11 @@ class Cell:
     image: ImageFile | None = None
 
     @property
+    def n_context(self) -> int:
+        """Tokens in the context before the prompt."""
+        return int(self.axes.get("n_context", 0))
+
+    @property
     def mode(self) -> str:
         """ "draft-mtp" or "no-mtp"."""
         return "draft-mtp" if self.n_max else "no-mtp"

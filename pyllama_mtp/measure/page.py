@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -31,7 +32,8 @@ TITLES: dict[Kind, str] = {
     "decode-ratio": "Decode, relative to no MTP",
     "acceptance": "Acceptance by draft position",
 }
-_X_LABEL = "prompt size (tokens; evenly spaced)"
+#: What speeds are drawn against, in words; see :func:`along`.
+_X_WORDS = {"n_prompt": "prompt size", "n_context": "length of the context"}
 #: Colours of depths in their order, no MTP excepted: M. Okabe and K. Ito, "Color Universal Design"
 #: (2008), without the yellow, which is too light on white; they can be told apart with any kind of
 #: colour vision.
@@ -52,7 +54,8 @@ _LOGARITHMIC = 8.0
 
 @dataclass(frozen=True)
 class Point:
-    """A value at a prompt size in tokens (of acceptance: at a draft position), and its bounds."""
+    """A value at a prompt size or context in tokens (of acceptance: at a draft position), and its
+    bounds."""
 
     x: int
     y: float
@@ -85,6 +88,12 @@ def check_kind(kind: str) -> Kind:
     raise UsageError(f"there is no plot {kind!r}; there are: {', '.join(KINDS)}")
 
 
+def along(cells: Iterable[Cell]) -> str:
+    """The attribute of cells against which speeds are drawn: `n_context` if there are several
+    lengths of it; then prompt sizes are curves of their own; else `n_prompt`."""
+    return "n_context" if len({cell.n_context for cell in cells}) > 1 else "n_prompt"
+
+
 def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
     """The curves of a plot, without MTP first, then by depth, the adaptive depth last.
 
@@ -94,21 +103,25 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
     :func:`.shown_rates`.
     """
     shown = [cell for cell in figures.latest(cells) if cell.samples]
-    label = figures.Labels(shown)
-    by_series: dict[figures.SeriesKey, list[Cell]] = {}
+    by_context = (x := along(shown)) == "n_context"
+    ignored, several = {"n_context"} if by_context else (), len({one.n_prompt for one in shown}) > 1
+    label = figures.Labels(shown, ignored)
+    by_series: dict[tuple[figures.SeriesKey, int], list[Cell]] = {}
     for cell in shown:
-        by_series.setdefault(figures.series_key(cell), []).append(cell)
+        key = figures.series_key(cell, ignored), cell.n_prompt if by_context else 0
+        by_series.setdefault(key, []).append(cell)
     members = sorted(by_series.values(), key=lambda own: (own[0].adaptive, own[0].n_max))
     drawn = []
     for own in members:
-        own.sort(key=lambda cell: cell.n_prompt)
-        if points := tuple(_points(own, cells, kind)):
+        own.sort(key=attrgetter(x))
+        if points := tuple(_points(own, cells, kind, x)):
             words, mode = label(own[0]), figures.mode_words(own[0])
+            words += f", prompt {own[0].n_prompt}" if by_context and several else ""
             drawn.append(Curve(words, points, mode, words.replace(mode, "")))
     return drawn
 
 
-def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind) -> Iterator[Point]:
+def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind, x: str) -> Iterator[Point]:
     if kind == "acceptance":
         rates = shown_rates(cell for cell in members if cell.n_max)
         yield from (Point(n, r, r, r) for n, r in enumerate(rates, start=1) if r is not None)
@@ -118,9 +131,9 @@ def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind) -> Itera
         if kind.endswith("-ratio"):
             if ratio := figures.ratio_to_plain(cell, cells, figure):
                 low, high = ratio.low or ratio.value, ratio.high or ratio.value
-                yield Point(cell.n_prompt, ratio.value, low, high)
+                yield Point(getattr(cell, x), ratio.value, low, high)
         elif spread := cell.spread(figure):
-            yield Point(cell.n_prompt, *spread)
+            yield Point(getattr(cell, x), *spread)
 
 
 def why_nothing(cells: Sequence[Cell], kind: Kind) -> str:
@@ -200,7 +213,8 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind, warning: str = THEMES["l
     if kind != "acceptance" and len(sizes) == 1:
         _draw_bars(axes, shown, sizes[0])
     else:
-        _draw_curves(axes, shown, sizes, kind)
+        where = f"{_X_WORDS[along(cells)]} (tokens; evenly spaced)"
+        _draw_curves(axes, shown, sizes, None if kind == "acceptance" else where)
     _scale_y(axes, shown, kind)
     if said := synthetic_words(cells):
         axes.text(0, 1, said, color=warning, weight="bold", transform=axes.transAxes, va="bottom")
@@ -246,23 +260,24 @@ def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
     axes.set_xlabel(f"prompt of {size_words(size)} tokens")
 
 
-def _draw_curves(axes: Axes, shown: Sequence[Curve], sizes: Sequence[int], kind: Kind) -> None:
-    """Sizes are evenly spaced, with as many labels as have room."""
-    places = {size: size if kind == "acceptance" else n for n, size in enumerate(sizes)}
+def _draw_curves(
+    axes: Axes, shown: Sequence[Curve], sizes: Sequence[int], where: str | None
+) -> None:
+    """Sizes are evenly spaced, with as many labels as have room. `where`: what they are, in words;
+    None: draft positions, and bounds are not drawn."""
+    places = {size: n if where else size for n, size in enumerate(sizes)}
     for curve, look in _looks(shown):
         bounds = [(p.y - p.low, p.high - p.y) for p in curve.points]
         axes.errorbar(
             [places[point.x] for point in curve.points],
             [point.y for point in curve.points],
-            None if kind == "acceptance" else [*zip(*bounds, strict=True)],
+            [*zip(*bounds, strict=True)] if where else None,
             label=curve.label,
             **look,
         )
     ticks = sizes[:: -(-len(sizes) // 12)]
     axes.set_xticks([places[size] for size in ticks], [size_words(size) for size in ticks])
-    axes.set_xlabel(
-        "draft position in the round (1 is the first)" if kind == "acceptance" else _X_LABEL
-    )
+    axes.set_xlabel(where or "draft position in the round (1 is the first)")
 
 
 def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind) -> None:
@@ -303,7 +318,7 @@ def _caption(cells: Sequence[Cell], kind: Kind) -> list[str]:
     )
     if kind == "acceptance":
         phase = "Drafts that the model itself would have written"
-        what = f"totals over {samples} per prompt size and all sizes"
+        what = f"totals over {samples} per {_X_WORDS[along(cells)]}, all together"
     elif kind.endswith("-ratio"):
         phase += ". Above 1: faster than without MTP"
         what = f"{many} paired ratios (Hodges-Lehmann); bars: their interval"
@@ -315,7 +330,7 @@ def _caption(cells: Sequence[Cell], kind: Kind) -> list[str]:
 
 def alternative_text(cells: Sequence[Cell], kind: Kind) -> str:
     """All values of a plot in words."""
-    where = "position" if kind == "acceptance" else "prompt size"
+    where = "position" if kind == "acceptance" else _X_WORDS[along(cells)]
     lines = []
     for curve in curves(cells, kind):
         values = ((three_digits(p.y), size_words(p.x)) for p in curve.points)

@@ -9,6 +9,7 @@ cells.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -31,8 +32,11 @@ SWITCHES = {
 }
 #: Axes that other programs have, too.
 SHARED_AXES = ("n_batch", "n_ubatch", "n_threads", "flash_attn", "cache_type_k", "cache_type_v")
-#: Axes that matter without MTP, too. `n_sequences` is no field of `Settings`.
-PLAIN_AXES = (*SHARED_AXES, "checkpoints", "n_sequences")
+#: Axes that are no fields of `Settings`: sequences that are generated at once, and tokens in the
+#: context before the prompt.
+OWN_AXES = ("n_sequences", "n_context")
+#: Axes that matter without MTP, too.
+PLAIN_AXES = (*SHARED_AXES, "checkpoints", *OWN_AXES)
 #: All axes of a plan.
 AXES = (
     *SWITCHES,
@@ -93,9 +97,20 @@ class Variant:
         return int(dict(self.axes).get("n_sequences", 1))
 
     @property
+    def n_context(self) -> int:
+        """Tokens in the context before the prompt."""
+        return int(dict(self.axes).get("n_context", 0))
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The axes that are fields of `Settings`."""
-        return {name: value for name, value in self.axes if name != "n_sequences"}
+        return {name: value for name, value in self.axes if name not in OWN_AXES}
+
+    @property
+    def way(self) -> Variant:
+        """What the variants have in common that process a text in the same way."""
+        axes = tuple(one for one in self.axes if one[0] != "n_context")
+        return replace(self, depth=min(self.depth != 0, 1), axes=axes)
 
 
 @dataclass(frozen=True)
@@ -127,7 +142,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         max_tokens: generated per sample.
         stop_at_end: an answer ends where the model ends it; otherwise end tokens are ignored.
         repeats: of size 0, by class; other sizes have `repeat`.
-        axes: values of further fields of :class:`.Settings`, and of `n_sequences`, by name.
+        axes: values of further fields of :class:`.Settings`, and of OWN_AXES, by name.
         classes: kinds of prompts: "text", "code", "factual", "thinking", "instruction"; "image":
             text after the image.
         libraries, peers: this project's libraries and other programs; names in `builds`.
@@ -171,6 +186,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
             )
         if self.peers and "n_sequences" in self.axes:
             raise UsageError("other programs are measured with one sequence; leave n_sequences out")
+        if "n_context" in self.axes:
+            self._check_contexts()
         if self.prompt_step and "n_sequences" in self.axes:
             raise UsageError("prompts of several sequences have no steps; leave one of them out")
         if (self.image is not None) != (IMAGE in self.classes):
@@ -178,6 +195,25 @@ class Plan(Struct, frozen=True, omit_defaults=True):
                 "prompts of the class 'image' need an image (--image FILE), and an image needs "
                 f"that class; the classes are {', '.join(self.classes)}"
             )
+
+    def _check_contexts(self) -> None:
+        """Refuse what cannot be measured after a context that was filled before."""
+        for wrong, why in (
+            (self.peers, "other programs (--peers) are measured with an empty context"),
+            ("n_sequences" in self.axes, "several sequences have empty contexts"),
+            (len(self.sizes) > 1, "they are measured with one prompt size (-p)"),
+            (
+                {*self.classes} - {"text", "source"} or self.output_mode != "text",
+                "they are filled with text that the prompt continues: classes text and source",
+            ),
+        ):
+            if wrong:
+                raise UsageError(f"lengths of the context (--at): {why}; leave one of them out")
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Tokens in the context before the prompt, ascending."""
+        return tuple(sorted(self.axes.get("n_context", (0,))))
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -242,7 +278,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         first: dict[Variant, Variant] = {}
         for variant in self.variants:
             if variant.library in libraries:
-                first.setdefault(replace(variant, depth=min(variant.depth != 0, 1)), variant)
+                first.setdefault(variant.way, variant)
         return [*itertools.product(self.kinds(), first.values())]
 
     def order(self, repeat: int) -> tuple[Variant, ...]:
@@ -250,15 +286,17 @@ class Plan(Struct, frozen=True, omit_defaults=True):
 
         Every pair of repeats begins with another variant, and the second of a pair goes backwards,
         so that no variant gains by being first or by its neighbours. Other programs stay together,
-        before or after the libraries.
+        before or after the libraries. Longer contexts come later.
         """
         variants, peers = self.variants, self._peer_variants()
-        blocks = []
-        for block in (variants[: len(variants) - len(peers)], peers):
-            start = repeat // 2 % len(block) if block else 0
-            blocks.append(block[start:] + block[:start])
-        turned = (*blocks[0], *blocks[1])
-        return turned[::-1] if repeat % 2 else turned
+        ours, order = variants[: len(variants) - len(peers)], list[Variant]()
+        for n_context in self.contexts:
+            turned = list[Variant]()
+            for block in (tuple(one for one in ours if one.n_context == n_context), peers):
+                start = repeat // 2 % len(block) if block else 0
+                turned += block[start:] + block[:start]
+            order += turned[::-1] if repeat % 2 else turned
+        return tuple(order)
 
     @property
     def n_samples(self) -> int:
@@ -278,15 +316,28 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         return ", ".join(words)
 
     def context_needed(self, size: int) -> int:
-        """Tokens of context that the cells of one size need; the same for all variants."""
+        """Tokens of context that the cells of one size need beside what is before the prompt; the
+        same for all variants."""
         adaptive = len(self.fixed_depths) < len(self.depths)
         deepest = max(*self.fixed_depths, AUTO_DEPTH if adaptive else 0, 0)
         return size + self.max_tokens + deepest + 1
 
-    def work(self, size: int) -> int:
-        """Rough weight of one sample: a decoded token costs about 10 of prefill, and the warm-up
-        processes the prompt once more."""
-        return 2 * size + 10 * self.max_tokens
+    def work(self, size: int, variants: Iterable[Variant], doubled: float = math.inf) -> float:
+        """Rough time of these variants of a group, in tokens of prefill in an empty context.
+
+        A decoded token costs about 10 of prefill, and the warm-up processes the prompt once more.
+        Each way to process a text fills a context, from one length to the next.
+
+        Args:
+            doubled: tokens in the context at which a token takes twice as long.
+        """
+        work, filled = 0.0, dict[Variant, int]()
+        for variant in sorted(variants, key=lambda one: one.n_context):
+            n, before = variant.n_context, filled.get(variant.way, 0)
+            filled[variant.way] = n
+            work += size + (size + 10 * self.max_tokens) * (1 + n / doubled)
+            work += (n - before) * (1 + (n + before) / (2 * doubled))
+        return work
 
 
 def switches_of(settings: Settings) -> dict[str, tuple[Any, ...]]:
@@ -411,6 +462,8 @@ def axis_values(name: str, given: Any) -> tuple[Any, ...]:
         values = (given,)
     else:
         values = _several(name, given, f"({getattr(Settings, name, 2)!r},)")
+    if name == "n_context":
+        return tuple(whole(name, n, 0, MOST_TOKENS, "0 or more tokens") for n in values)
     if name == "n_sequences":
         from pyllama_mtp.session import MOST_SEQUENCES
 

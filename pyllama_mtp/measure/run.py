@@ -36,11 +36,12 @@ from pyllama_mtp.measure.plan import (
     Kind,
     Plan,
     Variant,
+    duration,
     estimate,
     padded_context,
     to_drop,
 )
-from pyllama_mtp.measure.profile import InterruptedSample
+from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample
 from pyllama_mtp.measure.prompts import Prompt, Prompts
 from pyllama_mtp.measure.records import (
     NAME_ANOTHER,
@@ -69,11 +70,13 @@ from pyllama_mtp.measure.records import (
 from pyllama_mtp.measure.runner import LibraryProcess, Runner, SideBySide, Task
 from pyllama_mtp.measure.text import counted, size_name
 from pyllama_mtp.measure.verdict import slow_types_of
+from pyllama_mtp.memory import HOST, gigabytes, resolve, simulate
 from pyllama_mtp.settings import STORE, Sampling, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
     from pyllama_mtp.llama.native import Library
+    from pyllama_mtp.models.modelinfo import GGUFInfo
 
 _FINGERPRINT = 2**20  # bytes at either end of a model file
 #: The fields of `Settings` for which every cell has its own value.
@@ -216,8 +219,23 @@ def describe_model(path: str | os.PathLike[str]) -> ModelFile:
 #: turns raise the ratios (the demo model's by 0.1 with 4 tokens against 16); in long turns, noise
 #: of the machine does not slow all variants alike.
 TURN_TOKENS = 32
+#: Tokens from whose time that of a run is guessed.
+PROBE_TOKENS = 128
 #: Rest before another process gets its turn: OpenMP's threads spin that long after their last work.
 SETTLE_S = 0.02
+
+
+def _doubled(info: GGUFInfo) -> float:
+    """Tokens in the context at which attention has as many operations as the weights, roughly: a
+    weight has one product a token, and a layer two for each head, dimension and earlier token."""
+    experts = (1 - info.n_expert_used / info.n_expert) if info.n_expert else 0.0
+    weights = sum(
+        math.prod(tensor.shape) * (1 - experts * ("_exps" in tensor.name))
+        for tensor in info.tensors
+        if "token_embd" not in tensor.name
+    )
+    attention = len(info.attention_layers) * info.n_head * (info.head_dim_k + info.head_dim_v)
+    return weights / attention if attention else math.inf
 
 
 @dataclass(frozen=True)
@@ -274,6 +292,7 @@ class Matrix:
         self._skipped = {key for key, c in cells if c.skipped and c.program not in plan.peers}
         self._profiled = {key for key, cell in cells if cell.profile}
         self._times: dict[Kind, list[float]] = {}
+        self._doubled = _doubled(model.info)
         self._identities = {
             (kind, variant): self._identify(*kind, variant)
             for kind in plan.kinds()
@@ -294,6 +313,8 @@ class Matrix:
             if group.size == shortest:
                 self._prompt(group)
         for variant in self.plan.variants:
+            if variant.n_context < self.plan.contexts[-1]:
+                continue
             settings = self._cell_settings(min(self.plan.sizes), variant)
             try:
                 self._runners[variant.library].check(settings, variant.n_sequences)
@@ -301,6 +322,52 @@ class Matrix:
                 raise UsageError(f"{self.plan.label(variant)}: {error}") from None
             except InsufficientMemoryError:
                 pass  # the cell says so, and the others are measured
+
+    def needs(self) -> str:
+        """What filled contexts need, in words: memory, and roughly the time of the samples that are
+        to be measured; "" where contexts are empty.
+
+        Raises:
+            InsufficientMemoryError: the longest one, with the session that is measured after it.
+        """
+        plan, longest = self.plan, self.plan.contexts[-1]
+        if not (longest and self.n_to_do):
+            return ""
+        ways = {one.way: one for one in plan.variants if one.n_context == longest}.values()
+        settings = [self._cell_settings(plan.sizes[0], one) for one in ways]
+        with self._model.without_memory() as twin:
+            each = [simulate(twin, resolve(one, twin)) for one in settings]
+        needed = []
+        for memories in zip(*each, strict=True):
+            own = [one.total - one.parts["weights"] for one in memories]
+            total, name, free = sum(own) + max(own), memories[0].name, memories[0].free
+            if name == HOST:  # a state on its way
+                total += max(sum(one.parts["target_context"] for one in way) for way in each)
+            needed.append(f"{gigabytes(total)} of {name}")
+            if total > free:
+                raise InsufficientMemoryError(
+                    f"contexts of {longest:,} tokens need {needed[-1]} ({len(own)} that are filled "
+                    f"and one that is measured), and {gigabytes(free)} are available; use shorter "
+                    "ones (--at), a smaller cache type (q8_0, q4_0) or fewer axes"
+                )
+        per_token = self._probe(settings[0])
+        work = (plan.work(one.size, self._to_do(one), self._doubled) for one in plan.groups())
+        return (
+            f"contexts of up to {longest:,} tokens, filled {counted(len(settings), 'time')} per "
+            f"repeat: {', '.join(needed)}, roughly {duration(per_token * sum(work))} in all"
+        )
+
+    def _probe(self, settings: Settings) -> float:
+        """Seconds of a token of prefill in an empty context, roughly."""
+        from pyllama_mtp import Session
+
+        prompt = self._prompt(self.plan.groups()[0])
+        assert isinstance(prompt, list)
+        n_ctx = padded_context(PROBE_TOKENS + 1, self._model.n_ctx_train)
+        with Session(self._model, dataclasses.replace(settings, n_ctx=n_ctx)) as session:
+            session.process(prompt[: WARM_UP_TOKENS + 1])
+            session.reset()
+            return session.process(prompt[: PROBE_TOKENS + 1]).prefill_s / PROBE_TOKENS
 
     # -- order -------------------------------------------------------------------------------------
 
@@ -333,8 +400,8 @@ class Matrix:
 
     def _prompt(self, group: Group, number: int = 0) -> list[int] | ImageText:
         """The prompt of a group, or of the sequence of this number."""
-        repeat = group.repeat + number * self.plan.repeat
-        return self._prompts.prompt(group.prompt_class, group.size, repeat)
+        repeat, size = group.repeat + number * self.plan.repeat, group.size
+        return self._prompts.prompt(group.prompt_class, size + self.plan.contexts[-1], repeat)
 
     def _profiles(self) -> Iterator[Line]:
         """A profile of every prompt, for each way to process it, that has none yet."""
@@ -356,7 +423,7 @@ class Matrix:
         """The next group that has samples to measure, and for which there is time."""
         groups = self.plan.groups()
         pending = [group for group in groups if self._to_do(group)]
-        cost = estimate(self._times, self.plan.work)
+        cost = estimate(self._times, self._whole_work)
         dropped: set[Group] = set()
         if self._request.budget_s is not None and cost is not None:
             left_s = self._request.budget_s - (time.monotonic() - began)
@@ -383,19 +450,26 @@ class Matrix:
 
     def left_s(self) -> float | None:
         """Estimated seconds for the rest of the run; None before anything was measured."""
-        cost = estimate(self._times, self.plan.work)
+        cost = estimate(self._times, self._whole_work)
         if cost is None:
             return None
         rest = sum(
-            cost(group) * len(todo) / self._n_measurable(group)
+            cost(group) * self._work(group, todo)
             for group in self.plan.groups()
             if group not in self.dropped and (todo := self._to_do(group))
         )
         return max(0.0, rest)
 
-    def _n_measurable(self, group: Group) -> int:
-        """Variants that are not skipped."""
-        return sum(self._key(group, one) not in self._skipped for one in self.plan.variants)
+    def _whole_work(self, size: int) -> float:
+        return self.plan.work(size, self.plan.variants, self._doubled)
+
+    def _work(self, group: Group, variants: Sequence[Variant]) -> float:
+        """The work of some variants of a group, as a part of that of all that are not skipped."""
+        possible = [one for one in self.plan.variants if self._key(group, one) not in self._skipped]
+        some, whole = (
+            self.plan.work(group.size, those, self._doubled) for those in (variants, possible)
+        )
+        return some / whole
 
     # -- measuring a group -------------------------------------------------------------------------
 
@@ -403,7 +477,9 @@ class Matrix:
         """Every variant that is still to be measured, as many at once as memory holds."""
         self.measuring = True
         began, todo = time.monotonic(), self._to_do(group)
-        waiting, n_measured = todo, 0
+        waiting, measured = todo, list[Variant]()
+        times = self._times.setdefault(group.kind, [])
+        n_times = len(times)
         n_sequences = max(variant.n_sequences for variant in todo)
         prompts = [self._prompt(group, number) for number in range(n_sequences)]
         try:
@@ -412,30 +488,36 @@ class Matrix:
                 waiting = waiting[len(together) + len(refused) :]
                 for variant, why in refused.items():
                     yield self._skip(group, variant, why)
-                for record in self._finish(group, together):
-                    n_measured += 1
-                    yield record
+                yield from self._finish(group, together)
+                if measured := measured + together:
+                    whole = (time.monotonic() - began) / self._work(group, measured)
+                    times[n_times:] = [whole]
         finally:
             for runner in self._runners.values():
                 runner.drop()
-        if n_measured:
-            whole = (time.monotonic() - began) * self._n_measurable(group) / n_measured
-            self._times.setdefault(group.kind, []).append(whole)
 
     def _begin(
         self, group: Group, variants: list[Variant], prompts: Sequence[list[int] | ImageText]
     ) -> tuple[list[Variant], dict[Variant, str]]:
-        """Open and warm up sessions in the order of `variants` until memory is full. The variants
-        that are open, and those that do not fit by themselves, with the reason."""
+        """Open and warm up sessions in the order of `variants` until memory is full, or what is in
+        the context changes. The variants that are open, and those that do not fit by themselves,
+        with the reason."""
         together: list[Variant] = []
         refused: dict[Variant, str] = {}
         for variant in variants:
             if together and {variant.library, together[0].library} & {*self.plan.peers}:
                 break  # another program is measured alone
-            settings = self._cell_settings(group.size, variant)
-            warm_up, own = min(len(prompts[0]), settings.n_batch), prompts[: variant.n_sequences]
+            at, longest = variant.n_context, self.plan.contexts[-1]
+            if together and at != together[0].n_context:
+                break
+            settings, own = self._cell_settings(group.size, variant), prompts[: variant.n_sequences]
+            if longest:
+                own = [prompt[: at + group.size] for prompt in own if isinstance(prompt, list)]
+            warm_up = min(len(own[0]) - at, settings.n_batch)
             task = Task(
                 *(settings, self._request.sampling, own, self.plan.max_tokens, warm_up),
+                n_context=at,
+                n_ctx_filled=self._n_ctx(group.size, longest),
                 stop_at_end=self.plan.stop_at_end,
                 log_misses=self._request.log_misses,
             )
@@ -470,7 +552,8 @@ class Matrix:
             return runner(variant).advance(self._number(variant), goal)
 
         step = self.plan.prompt_step or group.size or 1
-        for number, end in enumerate(range(step, group.size, step)):
+        at = variants[0].n_context
+        for number, end in enumerate(range(at + step, at + group.size, step)):
             first = number % len(variants)  # another variant in every step
             for variant in [*variants[first:], *variants[:first]]:
                 runner(variant).read(self._number(variant), end)
@@ -536,16 +619,20 @@ class Matrix:
     def _cell_settings(self, size: int, variant: Variant) -> Settings:
         """The settings of one cell; :class:`.MatrixRequest` says which fields are replaced."""
         settings, depth = self._request.settings, variant.depth
-        needed = self.plan.context_needed(size or self._longest)
         own = {"synthetic_acceptance": settings.synthetic_acceptance, **variant.settings}
         if own["synthetic_acceptance"] and isinstance(depth, int):
             own["synthetic_acceptance"] = own["synthetic_acceptance"][:depth] or None
         return dataclasses.replace(
             settings,
-            n_ctx=settings.n_ctx or padded_context(needed, self._model.n_ctx_train),
+            n_ctx=self._n_ctx(size, variant.n_context),
             draft_n_max=depth,
             **{**SWITCHES, **own},
         )
+
+    def _n_ctx(self, size: int, n_context: int) -> int:
+        """The context of the cells of a size after so many tokens."""
+        needed = n_context + self.plan.context_needed(size or self._longest)
+        return self._request.settings.n_ctx or padded_context(needed, self._model.n_ctx_train)
 
 
 # -- one run ---------------------------------------------------------------------------------------
@@ -587,6 +674,8 @@ def run_matrix(
         run, header = _begin(request, make_header(model, library, request, builds), records, say)
         profilers = {name: one.profile for name, one in own.items()} if request.profile else {}
         matrix = Matrix(model, request, run, {**own, **peers}, profilers, imaging)
+        if needed := matrix.needs():
+            say(needed)
         matrix.check()
         keep = [records.add]
         if request.output:
@@ -625,13 +714,14 @@ def with_room(request: MatrixRequest, n_ctx_train: int) -> MatrixRequest:
     limit, whose = n_ctx_train, "the model's context"
     if 0 < request.settings.n_ctx < limit:
         limit, whose = request.settings.n_ctx, "the context asked for"
-    sizes, n = request.plan.sizes, request.plan.max_tokens
-    fitting = tuple(size for size in sizes if size + n <= limit)
+    sizes, n, before = request.plan.sizes, request.plan.max_tokens, request.plan.contexts[-1]
+    fitting = tuple(size for size in sizes if before + size + n <= limit)
     if fitting != sizes:
         if not request.usual_sizes or not fitting:
+            filled = f"context {before} + " if before else ""
             raise UsageError(
-                f"prompt {size_name(max(sizes))} + {n} generated: {max(sizes) + n} tokens exceed "
-                f"{whose}, {limit}"
+                f"{filled}prompt {size_name(max(sizes))} + {n} generated: "
+                f"{before + max(sizes) + n} tokens exceed {whose}, {limit}"
             )
         request = _planned(request, sizes=fitting)
     return request
@@ -666,6 +756,7 @@ def _runners(
     """The runner and the build of each library: the first in this process, others in their own."""
     labels = request.plan.libraries
     runners: dict[str, Runner | LibraryProcess] = {labels[0]: Runner(model, imaging)}
+    stack.callback(runners[labels[0]].close)
     builds = {labels[0]: build}
     for label, name in zip(labels[1:], request.libraries[1:], strict=True):
         options = {**request.placement, "mtp": any(request.plan.depths)}

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from multiprocessing.connection import Connection
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -59,6 +59,9 @@ class Task:
             once.
         max_tokens: tokens to generate, the first token included.
         warm_up: tokens of each prompt that the warm-up processes.
+        n_context: tokens at the beginning of the only prompt that are in the context already, and
+            are no part of the sample.
+        n_ctx_filled: length of the context that is filled for this task and those after it.
         stop_at_end: see :class:`.Plan`.
         log_misses: keep every rejected draft.
     """
@@ -68,6 +71,8 @@ class Task:
     prompts: Sequence[list[int] | ImageText]
     max_tokens: int
     warm_up: int
+    n_context: int = 0
+    n_ctx_filled: int = 0
     stop_at_end: bool = False
     log_misses: bool = False
 
@@ -77,6 +82,7 @@ class _Run:
     session: Session | BatchSession
     generation: Generation | BatchGeneration
     prompt: list[int] | ImagePrompt
+    n_context: int = 0
     pieces: Iterator[Any] = field(init=False)
     ended: bool = False
     read_s: float = 0.0
@@ -132,6 +138,9 @@ class SideBySide(Protocol):
 class Runner:
     """Sessions of one library in this process, by numbers of the caller's choice.
 
+    Where a task has tokens in the context, a session for each way to process them holds these, and
+    goes on from there for longer ones; the measured sessions get its states.
+
     Args:
         imaging: for prompts with an image.
     """
@@ -139,6 +148,7 @@ class Runner:
     def __init__(self, model: Model, imaging: Imaging | None = None) -> None:
         self._model, self._imaging = model, imaging
         self._runs: dict[int, _Run] = {}
+        self._filled: dict[str, Session] = {}
 
     def check(self, settings: Settings, n_sequences: int = 1) -> None:
         """Open and close a session.
@@ -164,7 +174,9 @@ class Runner:
         return profile_prompt(self._model, settings, prompt)
 
     def begin(self, number: int, task: Task) -> None:
-        """Open a session, encode images and warm it up. Raises as :meth:`check`."""
+        """Open a session, encode images, warm it up, and give it what is to be in its context.
+        Raises as :meth:`check`."""
+        filled = self._fill(task) if task.n_context else None
         session = self._open(task.settings, len(task.prompts))
         try:
             prompts = [self._encoded(prompt) for prompt in task.prompts]
@@ -174,11 +186,33 @@ class Runner:
             if warm.interrupted:
                 raise InterruptedSample
             session.reset()
+            if filled:
+                session.copy_from(filled)
             generation = _start(session, task, prompts, task.max_tokens)
-            self._runs[number] = _Run(session, generation, prompts[0])
+            self._runs[number] = _Run(session, generation, prompts[0], task.n_context)
         except BaseException:
             session.close()
             raise
+
+    def _fill(self, task: Task) -> Session:
+        """The session that holds the first tokens of the task's prompt, and nothing else."""
+        from pyllama_mtp import Session
+
+        heads = (self._model.info.most_drafts or 1) if self._model.has_mtp else 0
+        settings = replace(
+            task.settings,
+            n_ctx=task.n_ctx_filled,
+            draft_n_max=min(task.settings.depth_limit, heads),
+            synthetic_acceptance=None,
+            checkpoints=0,
+        )
+        way = repr(settings)
+        if way not in self._filled:
+            self._filled[way] = Session(self._model, settings)
+        (prompt,) = task.prompts
+        assert isinstance(prompt, list)
+        self._filled[way].process(prompt[: task.n_context + 1])  # which leaves the last token
+        return self._filled[way]
 
     def _encoded(self, prompt: list[int] | ImageText) -> list[int] | ImagePrompt:
         if not isinstance(prompt, ImageText):
@@ -224,11 +258,17 @@ class Runner:
         sample.waited_s, sample.cpu_s = run.waited_s, run.cpu_s
         sample.prefill_s += run.read_s
         sample.elapsed_s += run.read_s + sample.encode_s
+        telemetry = run.generation.telemetry
+        if telemetry.pairs and isinstance(run.prompt, list):
+            text = run.prompt + run.answers[0].tokens
+            sample.misses = misses(telemetry.pairs, text, sample, self._model)
+        if telemetry.n_cached < run.n_context:
+            raise PyllamaMtpError(
+                f"only {telemetry.n_cached} of {run.n_context} tokens stayed in the context"
+            )
+        sample.n_prompt -= run.n_context
         if run.read_s:
             sample.prefill_tps = sample.n_prompt / sample.prefill_s
-        if run.generation.telemetry.pairs and isinstance(run.prompt, list):
-            text = run.prompt + run.answers[0].tokens
-            sample.misses = misses(run.generation.telemetry.pairs, text, sample, self._model)
         memory = dict(run.session.memory())
         del self._runs[number]
         run.session.close()
@@ -240,6 +280,12 @@ class Runner:
             _, run = self._runs.popitem()
             with suppress(Exception):  # an earlier error is on its way already
                 run.session.close()
+
+    def close(self) -> None:
+        """Close all sessions, those with filled contexts, too."""
+        self.drop()
+        while self._filled:
+            self._filled.popitem()[1].close()
 
 
 def _warm_up(prompt: list[int] | ImagePrompt, n_tokens: int) -> list[int] | ImagePrompt:
@@ -448,7 +494,7 @@ def serve(
                 try:
                     method, arguments = pipe.recv()
                 except EOFError:
-                    return runner.drop()
+                    return runner.close()
                 try:
                     pipe.send(("done", getattr(runner, method)(*arguments)))
                 except PyllamaMtpError as error:

@@ -62,8 +62,8 @@ _PEER_NOTES = {
     "drafts it accepted at each position it does not say",
     "llama-bench": "llama-bench: as many tokens, but random ones, and none is sampled",
 }
-#: Axes with a column of their own; the imposed acceptance has one in any case.
-_AXES = tuple(name for name in AXES if name != "synthetic_acceptance")
+#: Axes with a column of their own; these two have one in any case.
+_AXES = tuple(name for name in AXES if name not in ("synthetic_acceptance", "n_context"))
 #: A figure with its lower and upper bound, None where there are none.
 Spread = tuple[float, float | None, float | None]
 
@@ -216,6 +216,12 @@ SYNC = Column(
 COLUMNS = (
     *_same("model"),
     _own("", "machine", machine_words, shown=""),
+    Column(
+        "context\ntokens",
+        lambda cell, _: cell.n_context,
+        measured=False,
+        dimension="n_context",
+    ),
     Column("prompt\ntokens", lambda c, _: c.n_prompt, size_name, "n_prompt", measured=False),
     *_same("program", "variant", "upstream_commit", "series", "backend"),
     *_same("mode", "n_max", "adaptive", "prompt_class", "max_tokens"),
@@ -268,7 +274,8 @@ def matrix_columns(cells: Sequence[Cell], *more: str) -> list[Column]:
     """The columns of a table of these cells. What tells series apart has one only if it does.
     `more`: "page" and "round", see :class:`Column`."""
     chosen: list[Column] = []
-    different = ("", *varying(cells), *[IMAGES] * _with_images(cells))
+    different = {"", *varying(cells), *[IMAGES] * _with_images(cells)}
+    different |= {"n_context"} if any(cell.n_context for cell in cells) else set()
     for column in COLUMNS:
         if column.shown not in ("table", *more) or column.dimension not in different:
             continue
@@ -661,6 +668,7 @@ def ordered(cells: Sequence[Cell]) -> list[Cell]:
         key=lambda cell: (
             models.index(cell.model),
             groups.index((cell.prompt_class, cell.n_prompt)),
+            cell.n_context,
             programs.index((cell.run, cell.program, cell.variant)),
             *(cell.adaptive, cell.n_max),
             [(value is None, str(value).rjust(9)) for value in cell.axes.values()],
@@ -698,7 +706,7 @@ class Section:
 
     def __init__(self, cells: Sequence[Cell], commands: Mapping[str, str]) -> None:
         shown = figures.latest(cells)
-        shown.sort(key=lambda cell: (cell.n_prompt, cell.adaptive, cell.n_max))
+        shown.sort(key=lambda cell: (cell.n_prompt, cell.n_context, cell.adaptive, cell.n_max))
         kind = cells[0].prompt_class
         self.cells, self._commands = cells, commands
         self.title = cells[0].model + ("" if kind == "text" else f": {kind}")

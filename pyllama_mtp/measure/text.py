@@ -32,9 +32,10 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def size_name(n_prompt: int) -> str:
-    """The size of a prompt in tokens; 0: a question without text before it."""
-    return str(n_prompt) if n_prompt else "as is"
+def size_name(n_prompt: int, n_context: int = 0) -> str:
+    """The size of a prompt in tokens; 0: a question without text before it. As llama-bench says it,
+    "512 @ d4096" comes after a context of 4096 tokens."""
+    return (str(n_prompt) if n_prompt else "as is") + (f" @ d{n_context}" if n_context else "")
 
 
 def speed_words(value: float) -> str:

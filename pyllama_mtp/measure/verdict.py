@@ -97,7 +97,7 @@ def verdict(rounds: Sequence[Round], slow: Mapping[str, float], accepted: str = 
 
 def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
     """Why no fixed depth was faster than no MTP, for every prompt size where none was."""
-    found: dict[int, dict[int, tuple[Round, Cell]]] = {}
+    found: dict[tuple[int, int], dict[int, tuple[Round, Cell]]] = {}
     faster = set()
     for cell in cells:
         base = base_of(cell, cells)
@@ -108,19 +108,20 @@ def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
         if not (cell.rounds and base and base.decode_tps and cell.decode_tps):
             continue
         if cell.decode_tps > base.decode_tps:
-            faster.add(cell.n_prompt)
+            faster.add((cell.n_prompt, cell.n_context))
         one = _round(cell, base.decode_tps)
-        rounds = found.setdefault(cell.n_prompt, {})
+        rounds = found.setdefault((cell.n_prompt, cell.n_context), {})
         if cell.n_max not in rounds or one.total < rounds[cell.n_max][0].total:
             rounds[cell.n_max] = (one, cell)
     notes = []
-    for n_prompt, by_depth in found.items():
-        if n_prompt not in faster:
+    for (n_prompt, n_context), by_depth in found.items():
+        if (n_prompt, n_context) not in faster:
             rounds_of = [one for _, (one, _) in sorted(by_depth.items())]
             cell = by_depth[min(by_depth)][1]
             first = (cell.acceptance_per_position or [None])[0]
             words = "" if first is None else f"{percent(first)} of the first ones were"
             size = f"{n_prompt} tokens" if n_prompt else "questions as they are"
+            size += f" after {n_context}" if n_context else ""
             prefix = f"{size}: " if len(found) > 1 else ""
             notes.append(prefix + verdict(rounds_of, cell.slow_types, words))
     return notes
@@ -135,8 +136,8 @@ def _round(cell: Cell, plain_tps: float) -> Round:
 
 @dataclass(frozen=True)
 class _Gain:
-    """A way of drafting at all prompt sizes and classes: its cells, their cells without MTP, and
-    the ratios of both."""
+    """A way of drafting at all prompt sizes, classes and contexts: its cells, their cells without
+    MTP, and the ratios of both."""
 
     cells: list[Cell]
     bases: list[Cell]
@@ -153,7 +154,11 @@ class _Gain:
         """The depth and axes in words."""
         first = self.cells[0]
         depth = "auto" if first.adaptive else f"depth {first.n_max}"
-        axes = (f"{axis_name(name)} {axis_words(value)}" for name, value in first.axes.items())
+        axes = (
+            f"{axis_name(name)} {axis_words(value)}"
+            for name, value in first.axes.items()
+            if name != "n_context"
+        )
         return ", ".join([depth, *axes])
 
     @property
@@ -165,11 +170,12 @@ class _Gain:
 
 def _gains(cells: Sequence[Cell]) -> list[_Gain]:
     """The ways of drafting that were measured with MTP and without, the fastest first."""
-    found: dict[tuple[object, ...], dict[tuple[int, str], Cell]] = {}
+    found: dict[tuple[object, ...], dict[tuple[int, str, int], Cell]] = {}
+    axes = [name for name in AXES if name != "n_context"]
     for cell in cells:
         if cell.program == OURS and cell.n_max and cell.rounds:
-            key = (cell.variant, cell.adaptive, cell.n_max, *map(cell.axis, AXES))
-            found.setdefault(key, {})[cell.n_prompt, cell.prompt_class] = cell
+            key = (cell.variant, cell.adaptive, cell.n_max, *map(cell.axis, axes))
+            found.setdefault(key, {})[cell.n_prompt, cell.prompt_class, cell.n_context] = cell
     gains = []
     for way in found.values():
         rows = [

@@ -23,7 +23,7 @@ from pyllama_mtp.measure.figures import (
     resampled,
     series_key,
 )
-from pyllama_mtp.measure.plan import PLAIN_AXES
+from pyllama_mtp.measure.plan import OWN_AXES, PLAIN_AXES
 from pyllama_mtp.measure.prompts import TEXTS
 from pyllama_mtp.measure.text import (
     CONFIDENCE,
@@ -72,7 +72,7 @@ def costs_of(cells: Iterable[Cell]) -> Costs | None:
     """
     drafts, rounds = dict[int, list[float]](), dict[int, list[float]]()
     for cell in cells:
-        if cell.adaptive or cell.program != OURS or "n_sequences" in cell.axes:
+        if cell.adaptive or cell.program != OURS or {*OWN_AXES} & {*cell.axes}:
             continue
         for sample in cell.samples:
             n = sample.rounds if cell.n_max else sample.n_generated - 1

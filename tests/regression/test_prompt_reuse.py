@@ -215,6 +215,26 @@ def test_saved_and_restored(
             assert got.telemetry.pairs == expected.telemetry.pairs
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (0, 0)])
+def test_copied_from_another_session(
+    demo: Model, text: list[int], gap: float, before: int, after: int
+) -> None:
+    """The other session keeps its text, and goes on."""
+    with (
+        Session(demo, settings(before, **EXACT)) as other,
+        Session(demo, settings(after, **EXACT)) as session,
+        Session(demo, settings(0 if after else 3, **EXACT)) as different,
+    ):
+        other.process(text[:97])
+        run(session, text[120:140])  # something else, to be forgotten
+        assert session.copy_from(other) == 96
+        assert other.process(text[:130]).n_cached == 96
+        got = check_like_fresh(session, text[:97], gap) if after else run(session, text[:97])
+        assert got.telemetry.n_cached == 96
+        with pytest.raises(PromptFileError, match="the other session: made with mtp"):
+            different.copy_from(other)
+
+
 def test_saved_after_an_answer(demo: Model, text: list[int], gap: float, tmp_path: Path) -> None:
     path = tmp_path / "prompt.bin"
     with Session(demo, settings(3, **EXACT)) as session:

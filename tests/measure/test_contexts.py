@@ -1,0 +1,185 @@
+"""Lengths of the context (matrix --at): filled once per repeat, measured after, a column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import Generation, Model
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.compare import compare
+from pyllama_mtp.measure.page import curves
+from pyllama_mtp.measure.plan import Plan
+from pyllama_mtp.measure.records import read_cells
+from pyllama_mtp.measure.run import MatrixEvent
+from pyllama_mtp.measure.runner import Runner, Task
+from pyllama_mtp.measure.table import markdown_table, records
+from pyllama_mtp.measure.verdict import summary
+from pyllama_mtp.settings import Sampling, Settings
+
+from ..cells import made_cell, made_sample
+from ..cli.conftest import SMALL, Watched, interrupt
+from ..processes import Cli
+from .test_matrix import collect, make
+
+PLAN = Plan((24,), (0, 2, 3), 9, 2, {"n_context": (100, 50)})
+AT = (*SMALL, "-p", "24", "--at", "512,256")
+
+
+def test_a_repeat_goes_on_from_length_to_length() -> None:
+    orders = [[(v.n_context, v.depth) for v in PLAN.order(repeat)] for repeat in range(3)]
+    assert orders[0] == [(at, depth) for at in (50, 100) for depth in (0, 2, 3)]
+    assert orders[1] == [(at, depth) for at in (50, 100) for depth in (3, 2, 0)]
+    assert orders[2] == [(at, depth) for at in (50, 100) for depth in (2, 3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peers": ("llama-bench",)}, "other programs .--peers. are measured with an empty"),
+        ({"sizes": (24, 48)}, "one prompt size"),
+        ({"classes": ("code",)}, "classes text and source"),
+        ({"output_mode": "code"}, "classes text and source"),
+        ({"axes": {**PLAN.axes, "n_sequences": (2,)}}, "several sequences"),
+    ],
+)
+def test_what_needs_an_empty_context_is_refused(changes: dict[str, Any], message: str) -> None:
+    given = {"sizes": (24,), "depths": (0,), "max_tokens": 9, "repeat": 1, "axes": PLAN.axes}
+    with pytest.raises(UsageError, match=message):
+        Plan(**{**given, **changes})
+
+
+def test_the_work_grows_with_the_context_and_fills_it_once() -> None:
+    """At 100 tokens of prefill twice as long; with MTP and without, a context is filled each."""
+    shorter, longer = ([v for v in PLAN.variants if v.n_context == at] for at in (50, 100))
+    once = 3 * 24 + 3 * (24 + 90) * 1.5 + 2 * (50 + 50 * 50 / 200)
+    assert PLAN.work(24, shorter, 100) == once
+    both = once + 3 * 24 + 3 * (24 + 90) * 2 + 2 * (100 - 50 + (100**2 - 50**2) / 200)
+    assert PLAN.work(24, PLAN.variants, 100) == both
+    assert PLAN.work(24, longer, 100) == both - once + 2 * (50 + 50 * 50 / 200)
+
+
+def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> None:
+    """With MTP and without; every sample goes on from there with the next text, in a fresh
+    session no longer than it needs. What is left is known after the first length."""
+    matrix, events = make(demo, PLAN), list[MatrixEvent]()
+    matrix.on_event = events.append
+    cells = collect(demo, matrix).cells
+    known = [e.variant.n_context for e in events if e.kind == "start" and e.left_s is not None]
+    assert known == [100] * 3 + [50] * 3 + [100] * 3
+    filled = [tuple(one) for one in watched.of("process")]
+    assert filled == [
+        *[(0, 51), (1, 51), (1, 51), (0, 101), (1, 101), (1, 101)],
+        *[(1, 51), (1, 51), (0, 51), (1, 101), (1, 101), (0, 101)],
+    ]
+    opened = [(depth, n_ctx) for depth, n_ctx, _ in watched.of("open")]
+    assert len(opened) == 12 + 2 and opened[:2] == [(0, 256), (0, 256)]
+    assert max(n_open for _, _, n_open in watched.of("open")) == 3 + 2, "one length at a time"
+    prompts = [p for p, options in watched.of("generate") if options["max_tokens"] == 9]
+    assert [len(p) for p in prompts] == ([74] * 3 + [124] * 3) * 2
+    assert len({p[:50] for p in prompts[:6]}) == 1 and prompts[0] != prompts[6][:74]
+    assert {len(p) for p, options in watched.of("generate") if options["max_tokens"] != 9} == {24}
+    assert [(c.n_context, c.n_max, len(c.samples)) for c in cells] == [
+        (at, depth, 2) for at in (50, 100) for depth in (0, 2, 3)
+    ]
+    for sample in (sample for cell in cells for sample in cell.samples):
+        assert (sample.n_prompt, sample.n_generated) == (24, 9)
+        assert sample.prefill_tps == pytest.approx(24 / sample.prefill_s)
+
+
+@pytest.mark.parametrize(("depth", "sync"), [(0, "kv"), (3, "kv"), ("auto", "kv"), (3, "full")])
+def test_a_sample_after_a_context_is_that_of_the_whole_text(
+    demo: Model, watched: Watched, depth: int | str, sync: str
+) -> None:
+    """Tokens and drafts; going on from one length to the next."""
+    text = demo.tokenize("The lengths of the context are filled once for each repeat. " * 20)
+    options: dict[str, Any] = {"n_threads": 1, "ngram": False, "n_ctx": 512}
+    settings = Settings(draft_n_max=depth, prompt_sync=sync, **options)
+    runner, samples, generations = Runner(demo), [], list[Generation]()
+    watched.script = dict.fromkeys((1, 3, 5), generations.append)  # before each a warm-up
+    for n_context in (0, 60, 150):
+        task = Task(settings, Sampling(), [text[:174]], 30, 8, n_context, 512)
+        runner.begin(n_context, task)
+        samples.append(runner.finish(n_context)[0])
+    runner.close()
+    assert watched.n_open == 0
+    assert [one.n_prompt for one in samples] == [174, 114, 24]
+    assert len({tuple(one.tokens) for one in generations}) == 1
+    if depth == 3:
+        whole, part, rest = (one.accepted for one in samples)
+        assert whole == part == rest and whole[0]
+
+
+def test_matrix_at(watched: Watched, cli: Cli) -> None:
+    """Ctrl-C after the first length; the rest fills the second one at once."""
+    watched.script[5] = interrupt  # the second length, no MTP is warmed up: 4
+    result = cli(*AT, "--repeat", "1")
+    assert result.code == 130 and "samples in matrix.jsonl: 2" in result.err
+    assert "contexts of up to 512 tokens, filled 2 times per repeat: 0.0" in result.err
+    assert " GB of host memory, roughly " in result.err
+    watched.log.clear()
+    result = cli(*AT, "--repeat", "1", "--resume", "--format", "markdown")
+    assert result.code == 0 and "2 of 4 samples are there" in result.err
+    assert "[3/4] prompt 24, no MTP, context 512, repeat 1: prefill" in result.err
+    probe = [(0, 9), (0, 129)]
+    assert [tuple(one) for one in watched.of("process")] == [*probe, (0, 513), (1, 513)]
+    assert watched.n_open == 0
+    assert "| context tokens | prompt tokens | mode |" in result.out
+    cells = read_cells("matrix.jsonl")
+    assert [(c.n_context, c.n_max) for c in cells] == [(256, 0), (256, 2), (512, 0), (512, 2)]
+    assert [record["n_context"] for record in records(cells)] == [256, 256, 512, 512]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_length_that_does_not_fit_is_refused_before_anything_runs(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = cli(*AT, "--at", "512,5000")
+    assert result.code == 2
+    assert "context 5000 + prompt 24 + 6 generated: 5030 tokens exceed the" in result.err
+    assert "leave --at out" in cli(*AT, "--profile").err
+    monkeypatch.setattr("pyllama_mtp.memory.available_memory", lambda: 10**7)
+    result = cli(*AT)
+    assert result.code == 2 and "contexts of 512 tokens need 0.0" in result.err
+    assert "(2 that are filled and one that is measured), and 0.01 GB" in result.err
+    assert not Path("matrix.jsonl").exists()
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def cells_of(*speeds: tuple[int, float, float]) -> list[Any]:
+    """Without MTP and at depth 3, decode at these speeds after so many tokens, two samples each."""
+    cells = []
+    for at, *both in speeds:
+        for depth, tps in zip((0, 3), both, strict=True):
+            samples = [made_sample(512, 64, 100, tps, rounds=20, tokens_per_round=3.0)] * 2
+            cells.append(made_cell(depth, samples, axes={"n_context": at}))
+    return cells
+
+
+def test_a_plot_goes_along_the_contexts() -> None:
+    cells = cells_of((16384, 20, 60), (1024, 50, 75))
+    plain, mtp = curves(cells, "decode")
+    assert (plain.label, mtp.label) == ("no-MTP", "MTP 3")
+    assert [(p.x, p.y) for p in mtp.points] == [(1024, 75), (16384, 60)]
+    (ratio,) = curves(cells, "decode-ratio")
+    assert [(p.x, p.y) for p in ratio.points] == [(1024, 1.5), (16384, 3.0)]
+    shorter = [made_cell(0, cells[0].samples, n_prompt=64, axes={"n_context": 1024})]
+    names = {one.label for one in curves(cells + shorter, "decode")}
+    assert names == {"no-MTP, prompt 512", "MTP 3, prompt 512", "no-MTP, prompt 64"}
+
+
+def test_each_length_is_compared_with_itself() -> None:
+    cells = cells_of((1024, 50, 75), (16384, 20, 60))
+    assert "depth 3, 3.0 tokens per pass" in summary(cells)
+    assert "1.5 to 3.0 times as fast" in summary(cells)
+    table = markdown_table(cells)
+    assert "| 1024 | 512 | MTP 3 |" in table and "| 16384 | 512 | MTP 3 |" in table
+    assert "| context tokens |" in markdown_table(cells[:2]), "one length is shown, too"
+    changes = compare(cells, cells).changes
+    assert [(c.n_prompt, c.n_context, c.name) for c in changes[:4]] == [
+        (512, at, name) for at in (1024, 16384) for name in ("no-MTP", "MTP 3")
+    ]
