@@ -22,7 +22,7 @@ from ..errors import (
     PyllamaMtpError,
     UsageError,
 )
-from ..machine import Threads
+from ..machine import Threads, available_memory
 from . import native
 from .batch import SEQ, Batch, Floats, Ints
 from .contextoptions import ContextOptions, Node, Trace, padded
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: How often a long computation looks for Ctrl-C.
 POLL_PERIOD_US = 50_000
+#: States of more bytes are refused where memory is short, before the system ends the process.
+LARGE_STATE = 1 << 26
 #: Computations of more rows are parts of prompts.
 FEW_ROWS = 64
 #: Several threads hardly gain in steps that read fewer bytes of weights.
@@ -642,6 +644,8 @@ class Context(Owned, OfThisProcess):
             self._raise_what_came()
             raise self._state_error("saved")
         try:
+            if size > LARGE_STATE and size > available_memory():
+                raise MemoryError
             data = bytearray(size)
         except MemoryError:
             raise InsufficientMemoryError(f"no memory for a state of {size} bytes") from None

@@ -89,9 +89,9 @@ def check_kind(kind: str) -> Kind:
 
 
 def along(cells: Iterable[Cell]) -> str:
-    """The attribute of cells against which speeds are drawn: `n_context` if there are several
-    lengths of it; then prompt sizes are curves of their own; else `n_prompt`."""
-    return "n_context" if len({cell.n_context for cell in cells}) > 1 else "n_prompt"
+    """The attribute of cells against which speeds are drawn: `n_context` if there are filled
+    contexts; then prompt sizes are curves of their own; else `n_prompt`."""
+    return "n_context" if any(cell.n_context for cell in cells) else "n_prompt"
 
 
 def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
@@ -211,7 +211,7 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind, warning: str = THEMES["l
         raise UsageError(f"there is nothing to plot: {why_nothing(cells, kind)}")
     sizes = sorted({point.x for curve in shown for point in curve.points})
     if kind != "acceptance" and len(sizes) == 1:
-        _draw_bars(axes, shown, sizes[0])
+        _draw_bars(axes, shown, f"{_X_WORDS[along(cells)]}: {size_words(sizes[0])} tokens")
     else:
         where = f"{_X_WORDS[along(cells)]} (tokens; evenly spaced)"
         _draw_curves(axes, shown, sizes, None if kind == "acceptance" else where)
@@ -243,8 +243,8 @@ def _looks(shown: Sequence[Curve]) -> list[tuple[Curve, dict[str, Any]]]:
     return pairs
 
 
-def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
-    """A single prompt size: bars side by side, their values above them."""
+def _draw_bars(axes: Axes, shown: Sequence[Curve], where: str) -> None:
+    """A single prompt size or context: bars side by side, their values above them."""
     for number, (curve, look) in enumerate(_looks(shown)):
         (point,) = curve.points
         bars = axes.bar(
@@ -257,7 +257,7 @@ def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
         )
         axes.bar_label(bars, [three_digits(point.y)], padding=3)
     axes.set_xticks([])
-    axes.set_xlabel(f"prompt of {size_words(size)} tokens")
+    axes.set_xlabel(where)
 
 
 def _draw_curves(

@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Generation, Model, RopeScaling, Session
-from pyllama_mtp.errors import PromptFileError, PyllamaMtpError, UsageError
+from pyllama_mtp.errors import (
+    InsufficientMemoryError,
+    PromptFileError,
+    PyllamaMtpError,
+    UsageError,
+)
 
 from ..adapters import trunk, write_adapter
 from ..marks import usual
@@ -233,6 +238,19 @@ def test_copied_from_another_session(
         assert got.telemetry.n_cached == 96
         with pytest.raises(PromptFileError, match="the other session: made with mtp"):
             different.copy_from(other)
+
+
+def test_a_state_without_memory_leaves_both_sessions(
+    demo: Model, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyllama_mtp.llama.context.LARGE_STATE", 0)
+    with Session(demo, settings(3)) as other, Session(demo, settings(3)) as session:
+        for one in (other, session):
+            one.process(text[:97])
+        monkeypatch.setattr("pyllama_mtp.llama.context.available_memory", lambda: 1000)
+        with pytest.raises(InsufficientMemoryError, match="no memory for a state of"):
+            session.copy_from(other)
+        assert cached(session) == cached(other) == text[:96]
 
 
 def test_saved_after_an_answer(demo: Model, text: list[int], gap: float, tmp_path: Path) -> None:

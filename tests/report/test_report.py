@@ -111,7 +111,7 @@ def test_bars_where_there_is_one_size(kind: Kind) -> None:
     plots.draw(axes, [make_cell(0), make_cell(2), make_cell(3)], kind)
     bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
     assert len(bars) == (2 if kind.endswith("ratio") else 3)
-    assert axes.get_ylim()[0] == 0 and axes.get_xlabel() == "prompt of 512 tokens"
+    assert axes.get_ylim()[0] == 0 and axes.get_xlabel() == "prompt size: 512 tokens"
     lines = Figure().add_subplot()
     plots.draw(lines, make_matrix(1), kind)
     assert not lines.patches and lines.get_ylabel().endswith("(linear)")
