@@ -354,7 +354,8 @@ class Matrix:
         work = (plan.work(one.size, self._to_do(one), self._doubled) for one in plan.groups())
         return (
             f"contexts of up to {longest:,} tokens, filled {counted(len(settings), 'time')} per "
-            f"repeat: {', '.join(needed)}, roughly {duration(per_token * sum(work))} in all"
+            f"repeat: at least {', '.join(needed)}, "
+            f"roughly {duration(per_token * sum(work))} in all"
         )
 
     def _probe(self, settings: Settings) -> float:
