@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import bench  # noqa: F401 - lazy, not for import *
     from . import errors as errors
     from .answer import Answer as Answer
     from .chats.options import ChatOptions as ChatOptions
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from .llama.model import Model as Model
     from .llama.vision import IMAGE_MARKER as IMAGE_MARKER
     from .llama.vision import Vision as Vision
-    from .measure import api as bench  # noqa: F401 - lazy, not for import *
     from .session import BatchGeneration as BatchGeneration
     from .session import BatchSession as BatchSession
     from .session import Generation as Generation
@@ -52,7 +52,7 @@ _MODULES = {
     "settings": ("RopeScaling", "Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
 }
-_ROOMS = {"bench": ".measure.api", "errors": ".errors", "native": ".llama.native"}
+_ROOMS = {"bench": ".bench", "errors": ".errors", "native": ".llama.native"}
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted([*_WHERE, "errors", "native"])
 

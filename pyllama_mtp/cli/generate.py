@@ -271,6 +271,14 @@ def _speed_up(
     return typical_ratio(ratios) if len(ratios) > 1 else None
 
 
+#: Why an answer ended, in words, by `finish_reason`.
+ENDS = {
+    "eos": "the model ended its text",
+    "stop": "a stop string came",
+    "length": "as many tokens as asked for, or as there was room for, were written",
+}
+
+
 def _say(args: argparse.Namespace, generation: Generation, speed_up: Ratio | None) -> None:
     """Print to stderr what follows the text: a warning about imposed acceptance, and figures."""
     from pyllama_mtp.measure.text import synthetic_warning, telemetry_lines
@@ -279,7 +287,10 @@ def _say(args: argparse.Namespace, generation: Generation, speed_up: Ratio | Non
         most = AUTO_DEPTH if args.draft_n_max == "auto" else args.draft_n_max
         print(synthetic_warning(args.synthetic_acceptance[:most]), file=sys.stderr)
     if args.stats:
-        print("\n".join(telemetry_lines(generation.telemetry, speed_up)), file=sys.stderr)
+        lines = telemetry_lines(generation.telemetry, speed_up)
+        if end := ENDS.get(generation.finish_reason or ""):
+            lines.append(f"end        {end}")
+        print("\n".join(lines), file=sys.stderr)
 
 
 def _record(pair: Pair) -> dict[str, Any]:

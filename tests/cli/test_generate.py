@@ -155,6 +155,14 @@ def test_the_context_has_room_for_prompt_and_answer(
     assert rooms == [300 + len(demo.tokenize("hello")), MOST_TOKENS, 0]
 
 
+def test_why_the_answer_ended(cli: Cli, folder: Path) -> None:
+    """The README's question: the demo model's answer is short, and --stats says why."""
+    asked = "generate", "--chat", "--stats", "What does str.split() do?"
+    assert "end        the model ended its text" in cli(*asked).err
+    assert "end        as many tokens as asked for" in cli(*asked, "-n", "5").err
+    assert "end        a stop string came" in cli(*asked, "--stop", "e").err
+
+
 def test_chat_goes_through_the_template(watched: Watched, cli: Cli, demo: Model) -> None:
     cli(*MODEL, "-n", "1", "--chat", "--system", "Be kind.", "Why?")
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Why?"}]

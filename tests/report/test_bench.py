@@ -183,6 +183,12 @@ def test_a_matrix_of_an_open_model_leaves_it_open(demo: Model) -> None:
     assert demo.tokenize("x")
 
 
+def test_names_can_be_imported_from_it() -> None:
+    from pyllama_mtp.bench import matrix
+
+    assert matrix is bench.matrix
+
+
 def test_no_model_is_the_demo_model(watched: Watched) -> None:
     results = bench.matrix(sizes=[24], depths=[0], **FEW)
     assert [cell.model for cell in results] == ["demo.gguf"]
