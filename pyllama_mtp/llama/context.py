@@ -644,7 +644,7 @@ class Context(Owned, OfThisProcess):
             self._raise_what_came()
             raise self._state_error("saved")
         try:
-            if size > LARGE_STATE and size > available_memory():
+            if size > LARGE_STATE and not recurrent_only and size > available_memory():
                 raise MemoryError
             data = bytearray(size)
         except MemoryError:
