@@ -107,15 +107,17 @@ def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
             continue
         if not (cell.rounds and base and base.decode_tps and cell.decode_tps):
             continue
+        where = (cell.n_prompt, cell.n_context)
         if cell.decode_tps > base.decode_tps:
-            faster.add((cell.n_prompt, cell.n_context))
+            faster.add(where)
         one = _round(cell, base.decode_tps)
-        rounds = found.setdefault((cell.n_prompt, cell.n_context), {})
+        rounds = found.setdefault(where, {})
         if cell.n_max not in rounds or one.total < rounds[cell.n_max][0].total:
             rounds[cell.n_max] = (one, cell)
     notes = []
-    for (n_prompt, n_context), by_depth in found.items():
-        if (n_prompt, n_context) not in faster:
+    for where, by_depth in found.items():
+        if where not in faster:
+            n_prompt, n_context = where
             rounds_of = [one for _, (one, _) in sorted(by_depth.items())]
             cell = by_depth[min(by_depth)][1]
             first = (cell.acceptance_per_position or [None])[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,23 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.prompts import demo_prompts
 from pyllama_mtp.measure.records import read_cells
+from pyllama_mtp.measure.worth import costs_of, doubt
 
 from ..processes import Cli, Program, start
 
 SHORT = ("accept", "--threads", "1", "--draft-n-max", "3", "--max-tokens", "48")
 QUICK = (*SHORT, "--context-lengths", "none")
-#: The table of costs, or what a busy machine gets in its place.
-COSTS = re.compile(r"break-even|no verdict: \d+ rows took")
+
+
+def worths(cells: list[Cell]) -> list[str]:
+    """What is said of the costs at each size: a busy machine's samples may contradict each other,
+    and these have no table."""
+    sizes = {cell.n_prompt for cell in cells}
+    costs = [costs_of(cell for cell in cells if cell.n_prompt == size) for size in sizes]
+    return [doubt(one) or "break-even" for one in costs if one]
 
 
 def test_rates_and_rejected_drafts_are_those_of_the_pairs(
@@ -62,8 +69,7 @@ def test_a_whole_run_is_written_and_shown_again(in_process: Program, tmp_path: P
     asked = [s.n_prompt for c in cells for s in c.samples if not c.n_prompt]
     assert len({*asked}) > 1 and max(asked) < 200
     out = done.stdout.decode()
-    assert COSTS.search(out)
-    for word in ("| 200 |", "| 300 |", "| as is | code | 3 |", "verdict: "):
+    for word in (*worths(cells), "| 200 |", "| 300 |", "| as is | code | 3 |", "verdict: "):
         assert word in out, word
     again = in_process("accept", "--read", "run.jsonl", "--format", "markdown")
     assert again.stdout.decode() == out
@@ -75,13 +81,15 @@ def test_says_what_the_budget_left_out(in_process: Program) -> None:
     assert "prompt as is (2 of 3 repeats); more time measures them" in said
 
 
-def test_reads_any_matrix(in_process: Program) -> None:
+def test_reads_any_matrix(in_process: Program, tmp_path: Path) -> None:
     """Of text to continue, too, whose acceptance the matrix itself shows in its table only."""
     plan = ("--depths", "0,2", "-p", "64", "-n", "16", "--repeat", "2", "--output", "m.jsonl")
     out = in_process("matrix", "--threads", "1", *plan).stdout.decode()
     assert "break-even" not in out
     again = in_process("accept", "--read", "m.jsonl").stdout.decode()
-    assert out in again and "| 64 | text | 2 |" in again and COSTS.search(again)
+    assert out in again and "| 64 | text | 2 |" in again
+    said = worths(read_cells(tmp_path / "m.jsonl"))
+    assert said and all(word in again for word in said)
 
 
 def test_an_answer_ends_where_the_model_ends_it(in_process: Program, tmp_path: Path) -> None:
