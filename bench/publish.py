@@ -10,7 +10,8 @@ A section is one `pyllama-mtp matrix` command for each of some models. Its sampl
 bench/results/SECTION.jsonl, from which it goes on after Ctrl-C or when the time was over; remove
 the file to measure anew. The page, bench/results/speed.md, has a part for each section; a call
 writes the parts of the sections that it was asked for. Models that MODELS lacks are made first;
-llama-server and llama-bench are built by bench/peers.py. Section gpu has to be named (--only gpu).
+llama-server and llama-bench are those of the folder that PYLLAMA_MTP_PEERS names, or bench/peers.py
+builds them. Section gpu has to be named (--only gpu).
 
 Exit codes: 0 all that was asked for is measured, 1 a command failed, 3 the time is over.
 """
@@ -32,6 +33,7 @@ from benchkit.model import OTHERS, SYNTHETIC, make_models, make_picture
 from benchkit.speedpage import fragment, write_page
 
 from pyllama_mtp import bench
+from pyllama_mtp.measure.peers import VARIABLE
 
 EIGHT = tuple(SYNTHETIC)[:8]
 PEERS = "--peers llama-server,llama-bench"
@@ -109,7 +111,7 @@ def measure(section: Section, args: argparse.Namespace, folder: Path, end: float
     make_models(args.models, [name for name in models if name != DEMO])
     if "--image" in section.options:
         make_picture(args.models)
-    if "--peers" in section.options:
+    if "--peers" in section.options and VARIABLE not in os.environ:
         subprocess.run([sys.executable, BENCH / "peers.py"], check=True)
     for model in models:
         left_s = end - time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import publish
@@ -81,3 +82,13 @@ def test_a_part_of_the_page_is_replaced_and_the_others_stay(tmp_path: Path) -> N
 def test_every_command_is_one_of_matrix(section: publish.Section) -> None:
     build_parser("matrix").parse_args(["matrix", *section.options.split()])
     assert {*section.models} <= {*SYNTHETIC, *OTHERS, publish.DEMO}
+
+
+def test_programs_that_a_folder_has_are_not_built(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYLLAMA_MTP_PEERS", str(folder))
+    monkeypatch.setattr(publish, "BENCH", folder)  # has no peers.py: to run it would raise
+    peers = replace(TINY, options=f"{TINY.options} --peers llama-server")
+    monkeypatch.setattr(publish, "SECTIONS", (peers,))
+    assert run(folder, "--minutes", "0") == publish.UNFINISHED

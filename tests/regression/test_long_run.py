@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from .support import settings
 
 STATM = Path("/proc/self/statm")
 N_CTX = 512
-#: Memory that the allocator may still move by in the second half, bytes: 30 bytes a token would be
+#: Memory that the allocator may still move by in the second half, bytes: 40 bytes a token would be
 #: seen with auto. In the first half it may grow once more, after other tests of the process.
 SLACK = 384 * 1024
 
@@ -26,6 +27,16 @@ def resident() -> int:
     gc.collect()
     pages = [int(word) for word in STATM.read_text().split()]
     return (pages[1] - pages[2]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def growth(marks: list[int]) -> int:
+    """Bytes by which memory grew in the second half, but for its largest step.
+
+    A leak grows in every generation. One step is the allocator's, or of another thread of the
+    process that runs the tests.
+    """
+    late = marks[len(marks) // 2 :]
+    return late[-1] - late[0] - max(after - before for before, after in pairwise(late))
 
 
 @pytest.mark.long
@@ -56,7 +67,7 @@ def test_memory_is_flat(
             del run
             marks.append(resident())
     assert drafted / 10 < accepted < drafted * 9 / 10
-    assert marks[-1] - marks[len(marks) // 2] < SLACK, marks
+    assert growth(marks) < SLACK, marks
 
 
 @pytest.mark.long
@@ -69,4 +80,4 @@ def test_memory_of_several_sequences_is_flat(demo: Model, text: list[int]) -> No
             batch = session.generate(prompts, max_tokens=200, sampling=drawn, ignore_eos=True).run()
             assert batch.telemetry.n_generated == 1000
             marks.append(resident())
-    assert marks[-1] - marks[len(marks) // 2] < SLACK, marks
+    assert growth(marks) < SLACK, marks
