@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.imagefile import ImageSource
-    from pyllama_mtp.measure.run import MatrixEvent
+    from pyllama_mtp.measure.schedule import MatrixEvent
 
 __all__ = [
     "Change",
@@ -193,7 +193,7 @@ class Results:
 
     def markdown(self) -> str:
         """The tables of the report in Markdown, one section per model, machine and prompt class."""
-        from pyllama_mtp.measure.table import Section
+        from pyllama_mtp.measure.page import Section
 
         parts = sections(self.cells)
         return "\n\n".join(Section(part, self.commands).markdown() for part in parts)
@@ -321,7 +321,8 @@ def matrix(
     from pyllama_mtp.llama import native
     from pyllama_mtp.measure.images import Picture
     from pyllama_mtp.measure.prompts import source_of_prompts
-    from pyllama_mtp.measure.run import MatrixRequest, run_matrix
+    from pyllama_mtp.measure.run import run_matrix
+    from pyllama_mtp.measure.schedule import MatrixRequest
     from pyllama_mtp.models.demo import demo_path
 
     usual = depths is None

@@ -57,6 +57,8 @@ COMMANDS = {
 
 #: Commands that are classes, by "module.class"; each other one is the module of its name.
 CLASSES = {
+    "accept": "worth.Accept",
+    "tune": "worth.Tune",
     "compare": "results.Compare",
     "report": "results.Report",
     "serve": "servers.Serve",

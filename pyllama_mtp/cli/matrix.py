@@ -23,7 +23,6 @@ examples:
   pyllama-mtp matrix --variants upstream,patched --output libraries.jsonl
   pyllama-mtp matrix --depths 0,3 --peers llama-server,llama-bench
   pyllama-mtp matrix -m model.gguf --image photo.jpg -p 1k --depths 0,3
-  pyllama-mtp matrix --output-mode code --max-tokens 16384 --depths 0,3,4
   pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6
 """
 
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.images import Picture
     from pyllama_mtp.measure.plan import ImageFile
     from pyllama_mtp.measure.records import Records
-    from pyllama_mtp.measure.run import Matrix, MatrixEvent, MatrixRequest
+    from pyllama_mtp.measure.schedule import Matrix, MatrixEvent, MatrixRequest
 
 DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
 SIZES = (512, 1024, 2048)
@@ -77,8 +76,8 @@ FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET, FIRST_REPEATS = (512,), 128, "75s", 3
 EXAMPLE_MEMORY = 2 * 2**30
 #: Its share of the time.
 EXAMPLE_SHARE = 0.8
-#: Tokens generated per sample, by output mode.
-MAX_TOKENS = {"text": 256, "code": 2048}
+#: Tokens generated per sample.
+MAX_TOKENS = 256
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -123,8 +122,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         group,
         "-n",
         "--max-tokens",
-        help="tokens generated per sample (default: "
-        f"{MAX_TOKENS['text']}; {MAX_TOKENS['code']} with --output-mode code)",
+        help=f"tokens generated per sample (default: {MAX_TOKENS})",
     )
     parsing.add_whole(
         group,
@@ -153,13 +151,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prompt-file",
         metavar="FILE",
         help="UTF-8 text to cut prompts from (default: text of Python's standard library)",
-    )
-    group.add_argument(
-        "--output-mode",
-        default="text",
-        choices=("text", "code"),
-        help="what the model writes: a continuation of the text, or long code, in a chat that "
-        "begins with the text",
     )
     options.add_profile_option(parser)
     output = parser.add_argument_group("output")
@@ -309,8 +300,7 @@ def _with_defaults(args: argparse.Namespace, first: bool) -> argparse.Namespace:
     short = first or any(name == "n_context" for name, _ in own.axes)
     own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if short else SIZES)
     if args.max_tokens is None:
-        short = first and args.output_mode == "text"
-        own.max_tokens = FIRST_TOKENS if short else MAX_TOKENS[args.output_mode]
+        own.max_tokens = FIRST_TOKENS if first else MAX_TOKENS
     return own
 
 
@@ -320,8 +310,8 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
     from pyllama_mtp.measure.peers import check_folder
     from pyllama_mtp.measure.prompts import check_class, source_of_prompts
     from pyllama_mtp.measure.records import read_file
-    from pyllama_mtp.measure.run import MatrixRequest
     from pyllama_mtp.measure.runner import split_library
+    from pyllama_mtp.measure.schedule import MatrixRequest
 
     if args.lib is not None and args.variants is not None:
         raise UsageError("--lib is for one library and --variants for several; give one of them")
@@ -343,10 +333,6 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
         raise UsageError("--prompt-file gives the text of all prompts; leave --classes out")
     for name in plan.classes:
         check_class(name)
-    if args.output_mode == "code" and plan.classes != ("text",):
-        raise UsageError(
-            "--output-mode code asks for code, whatever the class; leave --classes and --image out"
-        )
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
     plan = msgspec.structs.replace(
         plan, prompts=source_of_prompts(args.prompt_file, texts[0] if texts else None)
@@ -441,7 +427,6 @@ def make_plan(args: argparse.Namespace, image: ImageFile | None = None) -> Plan:
         axes,
         classes=args.classes,
         libraries=libraries,
-        output_mode=args.output_mode,
         peers=args.peers,
         prompt_step=args.prompt_step,
         image=image,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from pyllama_mtp.measure.plan import Plan
-    from pyllama_mtp.measure.run import Matrix, MatrixEvent
+    from pyllama_mtp.measure.schedule import Matrix, MatrixEvent
 
 #: Prompts with fewer tokens left to process get no bar.
 LONG_PROMPT = 512
@@ -93,7 +92,8 @@ def matrix(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
         task = bar.add_task("", total=plan.n_samples, completed=done, left="")
 
         def on_event(event: MatrixEvent) -> None:
-            doing = "decoding" if event.kind == "prefilled" else short_label(event, plan)
+            label = f"{event.group.size} tokens, {plan.label(event.variant)}"
+            doing = "decoding" if event.kind == "prefilled" else label
             done = plan.n_samples - matrix.n_to_do
             bar.update(task, description=doing, completed=done, left=_left(event.left_s))
 
@@ -125,8 +125,3 @@ def _left(seconds: float | None) -> str:
     from pyllama_mtp.measure.plan import duration
 
     return f"about {duration(seconds)} left" if seconds else ""
-
-
-def short_label(event: MatrixEvent, plan: Plan) -> str:
-    """The label of a sample beside a bar."""
-    return f"{event.group.size} tokens, {plan.label(event.variant, short=True)}"

@@ -154,16 +154,14 @@ class Report:
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Read, draw, write, and say where."""
+        from pyllama_mtp import bench
         from pyllama_mtp.measure.page import write_report
-        from pyllama_mtp.measure.records import read_file
 
-        files = [read_file(path) for path in args.files]
-        cells = [cell for file in files for cell in file.cells]
-        commands = {run: words for file in files for run, words in file.commands.items()}
-        if not cells:
+        found = bench.read(*args.files)
+        if not found.cells:
             raise UsageError(f"no cell in {', '.join(args.files)}; nothing to report")
-        words = [PROGRAM, "report", *args.files, "-o", args.output]
-        written = write_report(cells, args.output, command=shlex.join(words), commands=commands)
+        words = shlex.join([PROGRAM, "report", *args.files, "-o", args.output])
+        written = write_report(found.cells, args.output, command=words, commands=found.commands)
         print(written[0])
         print(f"and beside it: {', '.join(path.name for path in written[1:])}", file=sys.stderr)
         return 0

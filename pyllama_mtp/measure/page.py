@@ -17,6 +17,8 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import write_whole
 from pyllama_mtp.measure import figures, table
 from pyllama_mtp.measure.figures import LEAST_DRAFTS, Cell, Figure, shown_rates
+from pyllama_mtp.measure.text import counted
+from pyllama_mtp.measure.verdict import summaries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -361,6 +363,66 @@ def _rendered(picture: Picture, form: str) -> bytes:
     return data.getvalue()
 
 
+# -- tables ----------------------------------------------------------------------------------------
+
+
+class Section:
+    """Cells of one model, machine and class of prompts as a part of a report.
+
+    Attributes:
+        columns, rows: the whole table; of a cell that was measured more than once the last counts.
+        notes: what stands below it.
+        results: what MTP gains, in sentences.
+    """
+
+    def __init__(self, cells: Sequence[Cell], commands: Mapping[str, str]) -> None:
+        shown = figures.latest(cells)
+        shown.sort(key=lambda cell: (cell.n_prompt, cell.n_context, cell.adaptive, cell.n_max))
+        kind = cells[0].prompt_class
+        self.cells, self._commands = cells, commands
+        self.title = cells[0].model + ("" if kind == "text" else f": {kind}")
+        self.columns = table.matrix_columns(shown, "page")
+        # The cell without MTP that a ratio needs may not be shown.
+        self.rows = table.matrix_rows(shown, self.columns, cells)
+        self.notes = table.matrix_notes(shown, self.columns)
+        if again := len(cells) - len(shown):
+            said = f"measured more than once, the last counts: {counted(again, 'cell')}"
+            self.notes.append(said)
+        self.results = summaries(cells)
+
+    @property
+    def about(self) -> list[tuple[str, str]]:
+        """Machine, date and command, by name."""
+        machine = self.cells[-1].machine
+        details = [str(machine[name]) for name in ("os", "arch") if machine.get(name)]
+        if memory := machine.get("memory_bytes"):
+            details.insert(0, f"{memory / 2**30:.0f} GiB")
+        if machine.get("python"):
+            details.append(f"Python {machine['python']}")
+        about = [("machine", "; ".join([figures.machine_words(self.cells[0]), *details]))]
+        if times := sorted(cell.time for cell in self.cells if cell.time):
+            days = dict.fromkeys(time_words(time) for time in (times[0], times[-1]))
+            about.append(("measured", " to ".join(days)))
+        runs = dict.fromkeys(cell.run for cell in self.cells)
+        typed = dict.fromkeys(self._commands[run] for run in runs if run in self._commands)
+        return [*about, *(("command", command) for command in typed)]
+
+    def markdown(self) -> str:
+        """The section as Markdown."""
+        about = "\n".join(f"- {name}: {value}" for name, value in self.about)
+        parts = table.with_notes(self.rows, self.columns, self.notes)
+        return "\n\n".join([f"## {self.title}", *self.results, about, *parts])
+
+
+def time_words(time: str) -> str:
+    """2026-11-20T23:31:02+00:00 as 2026-11-20 23:31 UTC; any other text as it is."""
+    try:
+        moment = datetime.fromisoformat(time)
+    except ValueError:
+        return time
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 
@@ -391,7 +453,7 @@ def write_report(
     if not cells:
         raise UsageError("there are no cells to report")
     check_report(directory)
-    sections = [table.Section(part, commands or {}) for part in figures.sections(cells)]
+    sections = [Section(part, commands or {}) for part in figures.sections(cells)]
     drawn = [
         {kind: pictures(one.cells, kind) for kind in KINDS if curves(one.cells, kind)}
         for one in sections
@@ -437,7 +499,7 @@ def _cannot_write(directory: str | os.PathLike[str], reason: str | None) -> Usag
 
 
 def _page(
-    sections: Sequence[table.Section],
+    sections: Sequence[Section],
     drawn: Sequence[Mapping[Kind, dict[str, bytes]]],
     command: str,
 ) -> str:
@@ -458,7 +520,7 @@ def _page(
     ]
     return environment.get_template("page.html.j2").render(
         title=TITLE,
-        date=table.time_words(datetime.now(timezone.utc).isoformat()),
+        date=time_words(datetime.now(timezone.utc).isoformat()),
         version=__version__,
         command=command,
         results=results,
@@ -466,7 +528,7 @@ def _page(
     )
 
 
-def _section(section: table.Section, drawn: Mapping[Kind, Mapping[str, bytes]]) -> dict[str, Any]:
+def _section(section: Section, drawn: Mapping[Kind, Mapping[str, bytes]]) -> dict[str, Any]:
     noise = table.waiting_note(section.cells)
     return {
         "title": section.title,

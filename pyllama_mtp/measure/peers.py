@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import secrets
 import shutil
 import signal
 import socket
@@ -61,28 +60,21 @@ def child_environment() -> dict[str, str]:
 
 
 class Program:
-    """A running program. A context manager that ends it.
-
-    Args:
-        name: for messages.
-        stdin: the text of its standard input.
+    """A running program, without input. A context manager that ends it; `name`: for messages.
 
     Raises:
         PeerError: the program cannot be started.
     """
 
-    def __init__(self, name: str, command: Sequence[str], stdin: str = "") -> None:
+    def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
         with contextlib.ExitStack() as files:
             self._stdout: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
             self._stderr: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
-            given = files.enter_context(tempfile.TemporaryFile())
-            given.write(stdin.encode())
-            given.seek(0)
             try:
                 self._process = subprocess.Popen(
                     command,
-                    stdin=given,
+                    stdin=subprocess.DEVNULL,
                     stdout=self._stdout,
                     stderr=self._stderr,
                     env=child_environment(),
@@ -91,7 +83,6 @@ class Program:
                 )
             except OSError as error:
                 raise PeerError(f"{name} cannot be started: {error}") from None
-            given.close()
             self._files = files.pop_all()
 
     def __enter__(self) -> Program:
@@ -290,12 +281,6 @@ def _rate(value: Any) -> float:
     return rate
 
 
-def parse_system_info(text: str) -> dict[str, str]:
-    """llama.cpp's line about the CPU backend as {feature: value}; {} without the line."""
-    line = re.search(r"CPU : (.*)", text)
-    return dict(re.findall(r"(\w+) = (\S+)", line.group(1) if line else ""))
-
-
 # -- finding a program -----------------------------------------------------------------------------
 
 
@@ -326,15 +311,6 @@ class Peers:
     def missing(self) -> list[str]:
         """Programs that are not built."""
         return [name for name in PROGRAMS if name not in self.programs]
-
-    def program(self, name: str) -> Path:
-        """The path of a program. Raises PeerError when it is not built."""
-        if name not in self.programs:
-            raise PeerError(
-                f"{name} is not built in {self.folder}: run `python bench/peers.py`; "
-                f"if it fails, the compiler's output is in {self.folder / 'build.log'}"
-            )
-        return self.programs[name]
 
 
 def built(folder: Path | None = None) -> Peers:
@@ -432,7 +408,6 @@ def _devices(name: str, path: Path) -> list[str]:
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 3600.0
-_PORTS = 5  # ports that are tried
 _POLL_S = 0.05
 _SERVER = "llama-server"
 #: Without the machine's proxy, which is not meant for the loopback interface.
@@ -498,51 +473,42 @@ def completion_request(prompt: Any, n_predict: int, seed: int) -> dict[str, Any]
 
 class LlamaServer:
     """A llama-server on a free port of the loopback interface, or one that answers as it does. A
-    context manager that stops it.
-
-    Args:
-        options: see :func:`server_options`.
-        name: the option that names the model for clients.
+    context manager that stops it. `options`: see :func:`server_options`.
 
     Attributes:
         url: where it listens.
     """
 
-    def __init__(self, program: str, options: Sequence[str], name: str = "--alias") -> None:
-        # Another program may take the port; only our server answers with this name.
-        self._alias, self._name = f"peer-{secrets.token_hex(8)}", Path(program).name
-        self._command = [program, *options, "--host", HOST, name, self._alias]
+    def __init__(self, program: str, options: Sequence[str]) -> None:
+        self._name, self._command = Path(program).name, [program, *options]
 
     def __enter__(self) -> LlamaServer:
-        for attempt in range(_PORTS):
-            port = free_port()
-            self.url = f"http://{HOST}:{port}"
-            self._program = Program(self._name, [*self._command, "--port", str(port)])
-            try:
-                if self._wait_until_ready(may_retry=attempt + 1 < _PORTS):
-                    return self
-            except BaseException:
-                self._program.stop()
-                raise
+        """Start it. Raises PeerError when it is not ready in time, or ends."""
+        port = free_port()
+        self.url = f"http://{HOST}:{port}"
+        where = ("--host", HOST, "--port", str(port))
+        self._program = Program(self._name, [*self._command, *where])
+        try:
+            self._wait_until_ready()
+        except BaseException:
             self._program.stop()
-        raise AssertionError("the last attempt succeeds or raises")
+            raise
+        return self
 
     def __exit__(self, *raised: object) -> None:
         self._program.stop()
 
-    def _wait_until_ready(self, may_retry: bool) -> bool:
-        """Wait until the server answers. False: another program took its port."""
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if (code := self._program.exit_code) is not None:
-                said = self._program.last_words()
-                if may_retry and "couldn't bind" in said:
-                    return False
-                raise PeerError(f"{self._name} ended at its start ({code}): {said}")
+                raise PeerError(
+                    f"{self._name} ended at its start ({code}): {self._program.last_words()}"
+                )
             # 503 while the server loads, refused before it listens
             with suppress(OSError, HTTPException, ValueError):
-                if self._get("/health").get("status") == "ok" and self._is_ours():
-                    return True
+                if self._get("/health").get("status") == "ok":
+                    return
             time.sleep(_POLL_S)
         raise PeerError(
             f"{self._name} was not ready in {START_TIMEOUT_S:.0f} s: {self._program.last_words()}"
@@ -552,10 +518,6 @@ class LlamaServer:
     def pid(self) -> int:
         """The number of its process."""
         return self._program.pid
-
-    def _is_ours(self) -> bool:
-        models = self._get("/v1/models").get("data")
-        return any(isinstance(m, dict) and m.get("id") == self._alias for m in models or ())
 
     def _get(self, path: str) -> dict[str, Any]:
         with _opener.open(self.url + path, timeout=5) as answer:

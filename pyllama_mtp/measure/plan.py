@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 
@@ -146,8 +146,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         classes: kinds of prompts: "text", "code", "factual", "thinking", "instruction"; "image":
             text after the image.
         libraries, peers: this project's libraries and other programs; names in `builds`.
-        output_mode: "text": the prompt is text, which is continued; "code": a chat that shows the
-            text and asks for long code.
         prompt_step: prompts were processed by turns of so many tokens; 0: one after the other.
         prompts: where the text of the prompts came from.
         image: of the class "image", whose prompts begin with it; its tokens are among their size.
@@ -160,7 +158,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     axes: dict[str, tuple[Any, ...]] = {}
     classes: tuple[str, ...] = ("text",)
     libraries: tuple[str, ...] = ("",)
-    output_mode: Literal["text", "code"] = "text"
     peers: tuple[str, ...] = ()
     prompt_step: int = 0
     prompts: str = ""
@@ -203,7 +200,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
             ("n_sequences" in self.axes, "several sequences have empty contexts"),
             (len(self.sizes) > 1, "they are measured with one prompt size (-p)"),
             (
-                {*self.classes} - {"text", "source"} or self.output_mode != "text",
+                {*self.classes} - {"text", "source"},
                 "they are filled with text that the prompt continues: classes text and source",
             ),
         ):
@@ -303,16 +300,14 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         """Samples of the whole plan."""
         return len(self.groups()) * len(self.variants)
 
-    def label(self, variant: Variant, *, short: bool = False) -> str:
-        """The variant in words, as far as the plan varies it: "depth 3, rows all"; short: "depth 3,
-        all"."""
+    def label(self, variant: Variant) -> str:
+        """The variant in words, as far as the plan varies it: "depth 3, rows all"."""
         several = len(self.libraries) > 1 or variant.library in self.peers
         words = [variant.library] if several else []
         words.append(f"depth {variant.depth}" if variant.depth else "no MTP")
         for name, value in variant.axes:
             if len(self.axes[name]) > 1:
-                said = axis_words(value)
-                words.append(said if short else f"{axis_name(name)} {said}")
+                words.append(f"{axis_name(name)} {axis_words(value)}")
         return ", ".join(words)
 
     def context_needed(self, size: int) -> int:

@@ -95,22 +95,13 @@ class Workload:
     Args:
         model: tokenizes the text.
         texts: the text, document by document; None takes the standard library's sources.
-        before, after: tokens around the text of every prompt, which count as part of it.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        texts: Iterable[str] | None = None,
-        *,
-        before: list[int] | None = None,
-        after: list[int] | None = None,
-    ) -> None:
+    def __init__(self, model: Model, texts: Iterable[str] | None = None) -> None:
         self._model = model
         self._texts = iter(stdlib_texts() if texts is None else texts)
         self._tokens: list[int] = []
-        self._prefix = special_prefix(model) + (before or [])
-        self._suffix = after or []
+        self._prefix = special_prefix(model)
 
     def prompt(self, n_tokens: int, repeat: int = 0) -> list[int]:
         """Exactly `n_tokens` token ids, a leading BOS of the model included.
@@ -118,7 +109,7 @@ class Workload:
         Raises:
             UsageError: there is no text at all, or `n_tokens` leaves no room for any.
         """
-        around = len(self._prefix) + len(self._suffix)
+        around = len(self._prefix)
         n_text = n_tokens - around
         if n_text < 1:
             raise UsageError(
@@ -128,7 +119,7 @@ class Workload:
         self._fill(start + n_text)
         size = len(self._tokens)
         text = [self._tokens[(start + i) % size] for i in range(n_text)]
-        return self._prefix + text + self._suffix
+        return self._prefix + text
 
     def _start(self, n_text: int, repeat: int) -> int:
         """The place in the stream at which a repeat begins."""
@@ -275,12 +266,6 @@ def demo_prompts() -> list[Prompt]:
 
 #: Classes of plain text, which the model continues; of IMAGE, after the image.
 TEXTS = ("text", "source", IMAGE)
-#: The request after the text in the chat of output mode "code".
-CODE_REQUEST = (
-    "\n\nThe text above is the context. Now write a long, complete program that builds on it: many "
-    "functions and classes, with all of their code, docstrings and tests. Write code only, and "
-    "leave nothing out.\n"
-)
 _PLACE = "@@THE-TEXT-GOES-HERE@@"
 #: After an image: tokens of text beyond those that are wanted, and the characters by which its
 #: beginning and its end are moved to have as many as that.
@@ -334,8 +319,6 @@ class Prompts:
     Args:
         model: tokenizes the text.
         texts: the text of every class; None: docstrings, or sources for code.
-        output_mode: "text": see above. "code": a chat that shows the text and asks for long code;
-            the template's tokens count as part of the prompt.
         own: questions of the user, in place of the package's for their classes.
         imaging: for the class "image".
     """
@@ -344,11 +327,10 @@ class Prompts:
         self,
         model: Model,
         texts: list[str] | None = None,
-        output_mode: str = "text",
         own: Sequence[Prompt] = (),
         imaging: Imaging | None = None,
     ) -> None:
-        self._model, self._texts, self._mode, self._own = model, texts, output_mode, own
+        self._model, self._texts, self._own = model, texts, own
         self._imaging = imaging
         self._opened: dict[str, tuple[Workload, list[Prompt]]] = {}
 
@@ -396,22 +378,7 @@ class Prompts:
         """The text and the questions of a class; without questions the text is continued."""
         usual = stdlib_texts if prompt_class in ("code", "source") else docstrings
         texts = usual() if self._texts is None else self._texts
-        before, after, questions = list[int](), list[int](), list[Prompt]()
-        if self._mode == "code":
-            before, after = self._chat()
-        elif mine := [question for question in self._own if question.kind == prompt_class]:
-            questions = mine
-        elif prompt_class in CLASSES:
+        questions = [question for question in self._own if question.kind == prompt_class]
+        if not questions and prompt_class in CLASSES:
             questions = prompts_for(self._model.path, [prompt_class])
-        return Workload(self._model, texts, before=before, after=after), questions
-
-    def _chat(self) -> tuple[list[int], list[int]]:
-        """The tokens that the chat template puts before and after the text."""
-        message = {"role": "user", "content": _PLACE + CODE_REQUEST}
-        before, place, after = self._model.apply_chat_template([message]).partition(_PLACE)
-        if not place:
-            raise UsageError(
-                "the chat template of this model changes the text; use --output-mode text"
-            )
-        tokenize = partial(self._model.tokenize, add_special=False, parse_special=True)
-        return tokenize(before), tokenize(after)
+        return Workload(self._model, texts), questions

@@ -495,27 +495,24 @@ def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
     return read_file(path).cells
 
 
-class _Kind(Struct):
-    """What every line has: other kinds, and other schemas, get messages of their own."""
+class _Any(Struct):
+    """What every line has: other schemas get a message of their own."""
 
-    kind: Any = None
     schema: Any = None
 
 
 def _decoded(line: bytes) -> Line:
     try:
-        kind = msgspec.json.decode(line, type=_Kind)
+        schema = msgspec.json.decode(line, type=_Any).schema
     except msgspec.ValidationError:
-        kind = _Kind()
+        schema = None
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"damaged, not a line of JSON ({error})") from None
-    if kind.kind in ("acceptance", "prompt", "costs"):
-        raise UsageError("a record of acceptance of an older version; measure it again")
-    if kind.schema is None:
+    if schema is None:
         raise UsageError("not a record of a matrix: no object with a schema")
-    if kind.schema != SCHEMA:
+    if schema != SCHEMA:
         raise UsageError(
-            f"schema {kind.schema!r} is unknown; this version reads {SCHEMA}. "
+            f"schema {schema!r} is unknown; this version reads {SCHEMA}. "
             "A later version of pyllama-mtp wrote it"
         )
     try:

@@ -7,11 +7,9 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
-from pyllama_mtp.measure import figures
 from pyllama_mtp.measure.figures import (
     LEAST_DRAFTS,
     OURS,
@@ -46,7 +44,7 @@ from pyllama_mtp.measure.text import (
     to_markdown,
     width_of,
 )
-from pyllama_mtp.measure.verdict import matrix_verdicts, summaries
+from pyllama_mtp.measure.verdict import summaries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -384,7 +382,6 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column]) -> list[str]:
         *waiting_note(cells),
         *_adaptive_note(cells),
         *few_drafts_note(cells),
-        *matrix_verdicts(cells),
         *_alike_note(cells),
         *_sync_note(cells, columns),
         *map(synthetic_warning, imposed(cells)),
@@ -684,69 +681,13 @@ def markdown_table(cells: Sequence[Cell], *, per_round: bool = False) -> str:
     parts = summaries(cells)
     for part in _by_model(cells):
         columns = matrix_columns(part, *["round"] * per_round)
-        parts += _markdown(matrix_rows(part, columns), columns, matrix_notes(part, columns))
+        parts += with_notes(matrix_rows(part, columns), columns, matrix_notes(part, columns))
     return "\n\n".join(parts)
 
 
-def _markdown(
+def with_notes(
     rows: Sequence[Sequence[str]], columns: Sequence[Column], notes: Sequence[str]
 ) -> list[str]:
+    """The parts of a table in Markdown: the table, and the notes as a list."""
     headings, left = [one.title for one in columns], [one.left for one in columns]
     return [to_markdown(headings, rows, left), "\n".join(f"- {note}" for note in notes)]
-
-
-class Section:
-    """Cells of one model, machine and class of prompts as a part of a report.
-
-    Attributes:
-        columns, rows: the whole table; of a cell that was measured more than once the last counts.
-        notes: what stands below it.
-        results: what MTP gains, in sentences.
-    """
-
-    def __init__(self, cells: Sequence[Cell], commands: Mapping[str, str]) -> None:
-        shown = figures.latest(cells)
-        shown.sort(key=lambda cell: (cell.n_prompt, cell.n_context, cell.adaptive, cell.n_max))
-        kind = cells[0].prompt_class
-        self.cells, self._commands = cells, commands
-        self.title = cells[0].model + ("" if kind == "text" else f": {kind}")
-        self.columns = matrix_columns(shown, "page")
-        # The cell without MTP that a ratio needs may not be shown.
-        self.rows = matrix_rows(shown, self.columns, cells)
-        self.notes = matrix_notes(shown, self.columns)
-        if again := len(cells) - len(shown):
-            said = f"measured more than once, the last counts: {counted(again, 'cell')}"
-            self.notes.append(said)
-        self.results = summaries(cells)
-
-    @property
-    def about(self) -> list[tuple[str, str]]:
-        """Machine, date and command, by name."""
-        machine = self.cells[-1].machine
-        details = [str(machine[name]) for name in ("os", "arch") if machine.get(name)]
-        if memory := machine.get("memory_bytes"):
-            details.insert(0, f"{memory / 2**30:.0f} GiB")
-        if machine.get("python"):
-            details.append(f"Python {machine['python']}")
-        about = [("machine", "; ".join([machine_words(self.cells[0]), *details]))]
-        if times := sorted(cell.time for cell in self.cells if cell.time):
-            days = dict.fromkeys(time_words(time) for time in (times[0], times[-1]))
-            about.append(("measured", " to ".join(days)))
-        runs = dict.fromkeys(cell.run for cell in self.cells)
-        typed = dict.fromkeys(self._commands[run] for run in runs if run in self._commands)
-        return [*about, *(("command", command) for command in typed)]
-
-    def markdown(self) -> str:
-        """The section as Markdown."""
-        about = "\n".join(f"- {name}: {value}" for name, value in self.about)
-        table = _markdown(self.rows, self.columns, self.notes)
-        return "\n\n".join([f"## {self.title}", *self.results, about, *table])
-
-
-def time_words(time: str) -> str:
-    """2026-11-20T23:31:02+00:00 as 2026-11-20 23:31 UTC; any other text as it is."""
-    try:
-        moment = datetime.fromisoformat(time)
-    except ValueError:
-        return time
-    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"

@@ -86,54 +86,19 @@ def verdict(rounds: Sequence[Round], slow: Mapping[str, float], accepted: str = 
             f"{' / '.join(f'{one.total:.2f}' for one in rounds)}, for at most as many tokens as "
             "rows."
         )
-    if part >= MUCH / 5:
-        kinds = ", ".join(f"{kind} {percent(share)}" for kind, share in slow.items())
-        text += (
-            f" {percent(part)} of what a step reads is in types without a fast path for a few "
-            f"rows here, where n rows cost nearly as much as n steps: {kinds}."
-        )
-    return text
+    return text + _slow_words(slow)
 
 
-def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
-    """Why no fixed depth was faster than no MTP, for every prompt size where none was."""
-    found: dict[tuple[int, int], dict[int, tuple[Round, Cell]]] = {}
-    faster = set()
-    for cell in cells:
-        base = base_of(cell, cells)
-        if cell.program != OURS or cell.variant == "upstream" or cell.adaptive or not cell.n_max:
-            continue
-        if cell.max_tokens < ENOUGH_TOKENS:
-            continue
-        if not (cell.rounds and base and base.decode_tps and cell.decode_tps):
-            continue
-        where = (cell.n_prompt, cell.n_context)
-        if cell.decode_tps > base.decode_tps:
-            faster.add(where)
-        one = _round(cell, base.decode_tps)
-        rounds = found.setdefault(where, {})
-        if cell.n_max not in rounds or one.total < rounds[cell.n_max][0].total:
-            rounds[cell.n_max] = (one, cell)
-    notes = []
-    for where, by_depth in found.items():
-        if where not in faster:
-            n_prompt, n_context = where
-            rounds_of = [one for _, (one, _) in sorted(by_depth.items())]
-            cell = by_depth[min(by_depth)][1]
-            first = (cell.acceptance_per_position or [None])[0]
-            words = "" if first is None else f"{percent(first)} of the first ones were"
-            size = f"{n_prompt} tokens" if n_prompt else "questions as they are"
-            size += f" after {n_context}" if n_context else ""
-            prefix = f"{size}: " if len(found) > 1 else ""
-            notes.append(prefix + verdict(rounds_of, cell.slow_types, words))
-    return notes
-
-
-def _round(cell: Cell, plain_tps: float) -> Round:
-    """The mean round of a cell, where `plain_tps` plain steps take a second."""
-    verify = sum(sample.time_s.get("verify", 0.0) for sample in cell.samples)
-    total = sum(sample.decode_s for sample in cell.samples)
-    return Round(cell.n_max, *(plain_tps * time / cell.rounds for time in (verify, total)))
+def _slow_words(slow: Mapping[str, float]) -> str:
+    """A sentence about types without a fast path, where they are many."""
+    part = sum(slow.values())
+    if part < MUCH / 5:
+        return ""
+    kinds = ", ".join(f"{kind} {percent(share)}" for kind, share in slow.items())
+    return (
+        f" {percent(part)} of what a step reads is in types without a fast path for a few "
+        f"rows here, where n rows cost nearly as much as n steps: {kinds}."
+    )
 
 
 @dataclass(frozen=True)
@@ -231,14 +196,14 @@ def _summary(gains: Sequence[_Gain]) -> str:
         text = f"{start} decode is about as fast as without here ({how}); {_prompt(best)}."
         return text + _tiny(best)
     steps = [
-        _round(cell, base.decode_tps).total
+        base.decode_tps * sum(sample.decode_s for sample in cell.samples) / cell.rounds
         for cell, base in zip(best.cells, best.bases, strict=True)
         if base.decode_tps
     ]
     return (
         f"{start} decode is slower here: {_range(ratios)} times as fast at best ({how}), because "
         f"a pass with its drafts takes as long as {_range(steps)} steps without MTP; "
-        f"{_prompt(best)}.{_tiny(best)}"
+        f"{_prompt(best)}.{_slow_words(best.cells[0].slow_types)}{_tiny(best)}"
     )
 
 

@@ -108,13 +108,6 @@ def test_prompts_of_ones_own(in_process: Program, tmp_path: Path) -> None:
     options = ("--prompts", "mine.jsonl", "--classes", "factual", "--prompts-per-class", "1")
     done = in_process(*QUICK, "--model", "m.gguf", *options, "--format", "json")
     assert [row["class"] for row in json.loads(done.stdout)] == ["mine", "factual", "all"]
-    (tmp_path / "mine.txt").write_text("What is a list?")
-    sizes = []
-    for extra in ((), ("--chat",)):
-        name = f"b{len(extra)}.jsonl"
-        in_process(*QUICK, "--prompt-file", "mine.txt", *extra, "--output", name)
-        sizes += {s.n_prompt for c in read_cells(tmp_path / name) for s in c.samples}
-    assert sizes[0] < sizes[1], "the chat template adds tokens"
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -138,7 +131,6 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         (("--p-min", "0.5"), "leave --p-min out"),
         (("--classes", "code,cod"), "no prompts of class 'cod'"),
         (("--context-lengths", "512,512"), "name one value twice"),
-        (("--chat",), "--chat is for --prompt-file"),
         (("--prompts", "nowhere.jsonl"), "cannot read the prompts file nowhere.jsonl"),
         (("--prompts", "bad.jsonl"), "bad.jsonl, line 2: not a prompt"),
         (("--output", "bad.jsonl"), "bad.jsonl, line 1: not a record"),

@@ -86,7 +86,6 @@ def test_every_switch_arrives(watched: Watched, cli: Cli, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("option", "value", "kind", "source"),
     [
-        ("-j", '{"type": "null"}', "json_schema", '{"type": "null"}'),
         ("--json-schema", "FILE", "json_schema", '{"type": "null"}'),
         ("--json-object", None, "json_schema", '{"type": "object"}'),
         ("--regex", "a+", "regex", "a+"),
@@ -132,12 +131,6 @@ def test_the_speed_up_is_measured_from_32_tokens_on(cli: Cli, folder: Path, dept
     assert found and float(found[2]) <= float(found[1]) <= float(found[3])
     assert "speed-up" not in cli(*usual, "-n", "31", "x").err
     assert "speed-up" not in cli(*usual[:-1], "0", "-n", "40", "x").err
-
-
-def test_the_demo_model_says_what_it_is_where_nobody_named_one(watched: Watched, cli: Cli) -> None:
-    said = cli("generate", "-n", "1", "-t", "1", "x").err
-    assert "this is the demo model: 3.9 million parameters that imitate Python code" in said
-    assert "-m FILE.gguf" in said
 
 
 def test_the_context_has_room_for_prompt_and_answer(

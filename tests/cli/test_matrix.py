@@ -52,27 +52,18 @@ def test_defaults_cover_what_the_manual_promises(watched: Watched, cli: Cli) -> 
     assert (plan.repeat, plan.max_tokens) == (REPEAT, 256) and REPEAT >= 5
 
 
-@pytest.mark.parametrize(
-    ("options", "repeats"),
-    [((), DEMO_REPEAT), (("--repeat", "3"), 3), (("--budget", "1h"), DEMO_REPEAT)],
-)
-def test_the_demo_model_is_repeated_more_often(
-    watched: Watched, cli: Cli, options: tuple[str, ...], repeats: int
-) -> None:
-    small = ("--depths", "0", "--prompt-sizes", "8", "-n", "1", "--threads", "1")
-    result = cli("matrix", *small, *options)
-    assert result.code == 0 and "left out" not in result.err
-    (cell,) = read_cells("matrix.jsonl")
-    assert len(cell.samples) == repeats
-
-
-def test_the_demo_model_is_done_in_its_budget(
+def test_the_demo_model_is_repeated_more_often_within_its_budget(
     watched: Watched, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyllama_mtp.cli.matrix.DEMO_BUDGET", "0.000001s")
+    """A number of repeats or a budget that is given counts in its place."""
     small = ("matrix", "--depths", "0", "--prompt-sizes", "8", "-n", "1", "--threads", "1")
+    result = cli(*small)
+    assert result.code == 0 and "left out" not in result.err
+    assert len(read_cells("matrix.jsonl")[0].samples) == DEMO_REPEAT
+    monkeypatch.setattr("pyllama_mtp.cli.matrix.DEMO_BUDGET", "0.000001s")
     assert "left out for the budget" in cli(*small).err
-    assert "left out for the budget" not in cli(*small, "--repeat", "2").err
+    for given in (("--repeat", "2"), ("--budget", "1h")):
+        assert "left out for the budget" not in cli(*small, *given).err
 
 
 def test_settings_by_name_are_axes(watched: Watched, cli: Cli) -> None:
@@ -174,15 +165,6 @@ def test_what_a_budget_left_out_is_said_and_recorded(watched: Watched, cli: Cli)
     assert len(run.measured) == 8
 
 
-def test_code_mode_asks_for_code_in_a_chat(watched: Watched, cli: Cli, demo: Model) -> None:
-    watched.script[1] = interrupt
-    options = ("--prompt-sizes", "256", "--depths", "0", "--repeat", "1", "--output-mode", "code")
-    cli(*SMALL[:3], *options)
-    prompt, given = watched.of("generate")[-1]
-    assert given["max_tokens"] == 2048 and len(prompt) == 256
-    assert "write a long, complete program" in demo.detokenize(list(prompt), special=True)
-
-
 def test_imposed_acceptance_is_said_everywhere(watched: Watched, cli: Cli) -> None:
     rates = [0.8, 0.7, 0.6]
     options = ("--synthetic-acceptance", "0.8,0.7,0.6", "--depths", "0,2,3,auto", "-p", "24")
@@ -238,15 +220,6 @@ def test_what_cannot_end_well_is_refused_before_anything_is_measured(
     result = cli(*SMALL, "--report", "other")
     assert result.code == 2 and "pyllama-mtp[report]" in result.err
     assert not Path("matrix.jsonl").exists()
-
-
-def test_adaptive_depth_beside_fixed_ones(watched: Watched, cli: Cli) -> None:
-    result = cli(*SMALL, "-p", "24", "--depths", "0,2,auto", "--no-ngram")
-    assert result.code == 0 and "MTP auto: as many drafts per round as pay" in result.out
-    cells = read_cells("matrix.jsonl")
-    assert [(c.n_max, c.adaptive) for c in cells] == [(0, False), (2, False), (6, True)]
-    assert cells[2].settings["draft_n_max"] == "auto" and cells[2].settings["ngram"] is False
-    assert "prompt 24, depth auto, repeat 1: prefill" in result.err
 
 
 def test_nothing_measured_is_a_failure(watched: Watched, cli: Cli) -> None:

@@ -70,18 +70,6 @@ def test_tune(other: Path, in_process: Program) -> None:
     assert (FEWER in done.stderr) == several
 
 
-def test_accept(other: Path, in_process: Program) -> None:
-    """As `tune`."""
-    several = BLOCKS[other.stem] > 1
-    done = in_process(
-        *("accept", "-m", str(other), "--classes", "code", "--prompts-per-class", "2", "-n", "12"),
-        *("--context-lengths", "none", "--threads", "1"),
-        *("--format", "markdown"),
-    )
-    assert (b"| draft 2 |" in done.stdout) and (b"| draft 3 |" in done.stdout) != several
-    assert (FEWER in done.stderr) == several
-
-
 def test_options_that_do_not_apply(other: Path, in_process: Program) -> None:
     given = ("-m", str(other), "--depths", "0,2", "--no-output", *SMALL, "--sync", "kv,full")
     done = in_process("matrix", *given, code=2)

@@ -13,8 +13,8 @@ from pyllama_mtp.measure.compare import compare
 from pyllama_mtp.measure.page import curves
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import read_cells
-from pyllama_mtp.measure.run import MatrixEvent
 from pyllama_mtp.measure.runner import Runner, Task
+from pyllama_mtp.measure.schedule import MatrixEvent
 from pyllama_mtp.measure.table import markdown_table, records
 from pyllama_mtp.measure.verdict import summary
 from pyllama_mtp.settings import Sampling, Settings
@@ -41,7 +41,6 @@ def test_a_repeat_goes_on_from_length_to_length() -> None:
         ({"peers": ("llama-bench",)}, "other programs .--peers. are measured with an empty"),
         ({"sizes": (24, 48)}, "one prompt size"),
         ({"classes": ("code",)}, "classes text and source"),
-        ({"output_mode": "code"}, "classes text and source"),
         ({"axes": {**PLAN.axes, "n_sequences": (2,)}}, "several sequences"),
     ],
 )
@@ -49,16 +48,6 @@ def test_what_needs_an_empty_context_is_refused(changes: dict[str, Any], message
     given = {"sizes": (24,), "depths": (0,), "max_tokens": 9, "repeat": 1, "axes": PLAN.axes}
     with pytest.raises(UsageError, match=message):
         Plan(**{**given, **changes})
-
-
-def test_the_work_grows_with_the_context_and_fills_it_once() -> None:
-    """At 100 tokens of prefill twice as long; with MTP and without, a context is filled each."""
-    shorter, longer = ([v for v in PLAN.variants if v.n_context == at] for at in (50, 100))
-    once = 3 * 24 + 3 * (24 + 90) * 1.5 + 2 * (50 + 50 * 50 / 200)
-    assert PLAN.work(24, shorter, 100) == once
-    both = once + 3 * 24 + 3 * (24 + 90) * 2 + 2 * (100 - 50 + (100**2 - 50**2) / 200)
-    assert PLAN.work(24, PLAN.variants, 100) == both
-    assert PLAN.work(24, longer, 100) == both - once + 2 * (50 + 50 * 50 / 200)
 
 
 def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> None:

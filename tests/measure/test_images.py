@@ -17,8 +17,7 @@ import pytest
 from pyllama_mtp import Model, Settings, bench
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.imagefile import Pixels
-from pyllama_mtp.llama.vision import ImagePrompt
-from pyllama_mtp.measure.images import ImageText, Imaging, Picture, beginning
+from pyllama_mtp.measure.images import ImageText, Imaging, Picture
 from pyllama_mtp.measure.peers import PeerError, PeerRunner, find
 from pyllama_mtp.measure.plan import ImageFile
 from pyllama_mtp.measure.prompts import Prompts
@@ -128,15 +127,6 @@ def test_prompts_by_steps_and_several_at_once(demo: Model, imaging: Imaging) -> 
     runner.advance(1, 1)
     both = runner.finish(1)[0]
     assert (both.n_prompt, both.n_image_tokens, both.n_generated) == (128, 30, 16)
-
-
-def test_a_beginning_has_the_whole_image_or_nothing(imaging: Imaging) -> None:
-    prompt = imaging.encode(ImageText("a b c d", 15 + len(imaging.alone) - 15 + 4))
-    end = prompt.images[0].end
-    assert beginning(prompt, end) is None
-    part = beginning(prompt, end + 1)
-    assert isinstance(part, ImagePrompt) and part.encode_s == 0.0
-    assert part.entries == prompt.entries[: end + 1]
 
 
 def test_another_library_takes_images_and_refuses_them_where_it_cannot_draft(

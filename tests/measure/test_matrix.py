@@ -19,8 +19,9 @@ from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, cell_profiles, made_profile
 from pyllama_mtp.measure.records import Build, Profile, Records, Run, accelerators
-from pyllama_mtp.measure.run import TURN_TOKENS, Matrix, MatrixEvent, MatrixRequest, make_header
+from pyllama_mtp.measure.run import make_header
 from pyllama_mtp.measure.runner import Runner
+from pyllama_mtp.measure.schedule import TURN_TOKENS, Matrix, MatrixRequest
 from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
 
 from ..cli.conftest import Watched, interrupt
@@ -113,20 +114,6 @@ def test_every_sequence_has_a_text_of_its_own(demo: Model) -> None:
     assert [prompts[0] for prompts in alone] == [prompts[0] for prompts in together]
 
 
-def test_libraries_and_classes_are_axes(demo: Model, watched: Watched) -> None:
-    """Here both names stand for one library."""
-    plan = Plan((30,), (0, 3), 9, 1, classes=("text", "source"), libraries=("upstream", "patched"))
-    cells = measure(demo, plan)
-    assert [(c.prompt_class, c.variant, c.n_max) for c in cells] == [
-        (kind, library, depth)
-        for kind in ("text", "source")
-        for library in ("upstream", "patched")
-        for depth in (0, 3)
-    ]
-    prompts = prompts_measured(watched)
-    assert len(set(prompts[:4])) == 1 and prompts[0] != prompts[4]
-
-
 TOO_LARGE = InsufficientMemoryError("needs 99 GiB, 1 GiB available")
 
 
@@ -202,9 +189,7 @@ FIRST = [(20, 0, 1), (20, 2, 1), (20, 3, 1)]
     ("generation", "how", "expected"),
     [
         (0, Generation.stop, []),  # a warm-up
-        (3, interrupt, []),
         (8, abort, FIRST),  # a warm-up of the second group
-        (9, Generation.stop, FIRST),
         (15, interrupt, [*FIRST, (40, 0, 1), (40, 2, 1), (40, 3, 1)]),
     ],
 )
@@ -269,26 +254,14 @@ def test_sessions_that_do_not_fit_together_are_measured_in_turn(
     assert max(n_open for _, _, n_open in watched.of("open")) == 2
 
 
-def test_progress_tells_of_every_sample(demo: Model, watched: Watched) -> None:
-    events: list[MatrixEvent] = []
-    watched.refused[2] = TOO_LARGE
-    matrix = make(demo, Plan((20,), (0, 2), 9, 2))
-    matrix.on_event = events.append
-    list(matrix.run())
-    done = [(e.group.size, e.variant.depth, e.group.repeat) for e in events if e.kind == "done"]
-    assert sorted(done) == [(20, 0, repeat) for repeat in (0, 1)]
-    skipped = [(e.group.size, e.variant.depth) for e in events if e.kind == "skipped"]
-    assert skipped == [(20, 2)]
-    assert [e.left_s is None for e in events[:3]] == [True] * 3
-    assert events[-1].left_s == 0
-
-
 def test_a_budget_leaves_out_the_least_useful_repeats(
     demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Time passes only while a prompt is processed: a second per 10 tokens."""
     clock = [0.0]
-    monkeypatch.setattr("pyllama_mtp.measure.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(
+        "pyllama_mtp.measure.schedule.time", SimpleNamespace(monotonic=lambda: clock[0])
+    )
 
     class Slow(Runner):
         def advance(self, number: int, goal: int) -> int:

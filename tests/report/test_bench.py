@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from pyllama_mtp import Model, bench
@@ -183,17 +182,6 @@ def test_a_matrix_of_an_open_model_leaves_it_open(demo: Model) -> None:
     assert demo.tokenize("x")
 
 
-def test_names_can_be_imported_from_it() -> None:
-    from pyllama_mtp.bench import matrix
-
-    assert matrix is bench.matrix
-
-
-def test_no_model_is_the_demo_model(watched: Watched) -> None:
-    results = bench.matrix(sizes=[24], depths=[0], **FEW)
-    assert [cell.model for cell in results] == ["demo.gguf"]
-
-
 def test_a_single_value_is_a_sequence_of_one(watched: Watched) -> None:
     (cell,) = bench.matrix(M, sizes=64, depths=3, classes="source", **FEW)
     assert (cell.n_prompt, cell.n_max, cell.prompt_class) == (64, 3, "source")
@@ -213,20 +201,6 @@ def test_any_setting_is_an_axis(watched: Watched) -> None:
     for name, value in (("p_min", 0.5), ("ngram", False), ("synthetic_acceptance", (0.5, 0.25))):
         (cell,) = bench.matrix(M, sizes=24, depths=2, **{name: value}, **FEW)  # type: ignore
         assert cell.axes == ({} if name == "ngram" else {name: json.loads(json.dumps(value))})
-
-
-def test_numbers_may_be_those_of_numpy(watched: Watched) -> None:
-    results = bench.matrix(
-        M,
-        sizes=np.int64(24),
-        depths=np.array([0, 2]),
-        max_tokens=np.int32(4),
-        repeat=np.int64(1),
-        budget_s=np.float32(60),
-        settings=FEW["settings"],
-    )
-    assert [type(cell.n_prompt) for cell in results] == [int, int]
-    assert [cell.n_max for cell in results] == [0, 2]
 
 
 @pytest.mark.usefixtures("nothing_loads")

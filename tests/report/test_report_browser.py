@@ -10,7 +10,6 @@ import pytest
 from pyllama_mtp.measure.page import write_report
 from pyllama_mtp.measure.records import read_cells
 
-from ..processes import Program
 from .conftest import MEASURED, make_matrix
 
 PHONE, WIDE = 360, 1600
@@ -72,22 +71,6 @@ def check(browser: Any, width: int, pictures: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.long
-def test_one_command_measures_and_makes_the_page(
-    browser: Any, program: Program, tmp_path: Path
-) -> None:
-    """The real driver and the demo model, with a few tokens in each cell."""
-    small = ("--prompt-sizes", "32,64", "--max-tokens", "8", "--repeat", "2", "--threads", "1")
-    program("matrix", *small, "--depths", "0,2,3,4", "--report", "page")
-    show(browser, tmp_path / "page" / "index.html", WIDE)
-    pictures = check(browser, WIDE, 5)
-    kinds = [picture["plot"] for picture in pictures]
-    assert kinds == ["decode", "decode-ratio", "prefill", "prefill-ratio", "acceptance"]
-    for picture in pictures:
-        assert {"#0072b2", "#d55e00", "#009e73"} <= set(picture["colors"]), "depths 2 to 4"
-    assert "demo" in browser.find_element("tag name", "body").text
-
-
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a matrix that was measured."""
@@ -119,19 +102,14 @@ def test_a_dark_page_has_dark_plots(browser: Any, real: Path) -> None:
     assert browser.execute_script(body) == "rgb(20, 23, 27)"
 
 
-def test_the_table_is_whole_on_a_usual_screen(browser: Any, real: Path) -> None:
-    show(browser, real, 1300)
-    (table,) = browser.find_elements("css selector", ".scroll")
-    assert table.get_property("scrollWidth") == table.get_property("clientWidth")
-
-
-def test_a_table_that_is_too_wide_scrolls_by_itself(browser: Any, real: Path) -> None:
-    show(browser, real, PHONE)
-    tables = browser.find_elements("css selector", ".scroll")
-    assert len(tables) == 1
-    for table in tables:
+def test_the_table_is_whole_on_a_usual_screen_and_scrolls_by_itself_on_a_phone(
+    browser: Any, real: Path
+) -> None:
+    for width, scrolls in ((1300, False), (PHONE, True)):
+        show(browser, real, width)
+        (table,) = browser.find_elements("css selector", ".scroll")
         inside, outside = table.get_property("scrollWidth"), table.get_property("clientWidth")
-        assert inside > outside > 0
+        assert (inside > outside) == scrolls and outside > 0
 
 
 @pytest.mark.long

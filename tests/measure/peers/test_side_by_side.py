@@ -11,8 +11,8 @@ from pyllama_mtp import Model
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import Dropped, Measured, Run, Sample, Skipped
-from pyllama_mtp.measure.run import Matrix, MatrixRequest, brief
 from pyllama_mtp.measure.runner import Runner, Task
+from pyllama_mtp.measure.schedule import Matrix, MatrixRequest, brief
 from pyllama_mtp.settings import Sampling, Settings
 
 from ...cli.conftest import Watched
@@ -66,7 +66,7 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(
-        "pyllama_mtp.measure.run.time",
+        "pyllama_mtp.measure.schedule.time",
         SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: None),
     )
 

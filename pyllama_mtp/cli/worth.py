@@ -1,0 +1,333 @@
+"""Commands that measure what drafting is worth: how often drafts are accepted, what they cost."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyllama_mtp.cli import PROGRAM, matrix, options, parsing
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.plan import Plan, switches_of
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Model, Settings
+    from pyllama_mtp.drafting.depth import Costs
+    from pyllama_mtp.measure.schedule import MatrixRequest
+
+
+class Accept:
+    """Measure how often the MTP head's drafts are accepted, by draft position, class of
+    prompt and context length; and what that is worth on this machine.
+
+    This is a matrix of questions: each is answered without MTP and with a fixed
+    number of drafts per round, which takes hours where a model is slow: --budget
+    bounds it. Prompts: 24 of each class (factual, thinking, code,
+    instruction) come with the package; the demo model has its own. Your own are
+    JSON lines, in which only "prompt" is needed:
+
+      {"class": "mine", "prompt": "Why?", "chat": true, "thinking": false}
+
+    examples:
+      pyllama-mtp accept
+      pyllama-mtp accept --model FILE --classes code --prompts-per-class 6
+      pyllama-mtp accept --model FILE --prompts mine.jsonl --pairs misses.jsonl
+      pyllama-mtp accept --model FILE --context-lengths 1k,16k --output FILE.jsonl
+      pyllama-mtp accept --read FILE.jsonl --format markdown
+    """
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """Add the options."""
+        parser.usage = "%(prog)s [options]"
+        group = parser.add_argument_group("prompts")
+        group.add_argument("--prompts", metavar="FILE.jsonl", help="prompts of your own, see above")
+        group.add_argument(
+            "--classes",
+            type=parsing.comma_list(str),
+            metavar="NAME,...",
+            help="classes of the package's prompts (default: all four; none beside your own "
+            "prompts)",
+        )
+        parsing.add_whole(
+            group,
+            "--prompts-per-class",
+            help="only the first N prompts of every class (default: all)",
+        )
+        parser.add_argument(
+            "--context-lengths",
+            type=lengths,
+            metavar="TOKENS,...|none",
+            help="measure the first prompts of every class again with text before them, so many "
+            "tokens in all (default: 1k,4k,16k, up to the model's context length; 512,2k for the "
+            "demo model)",
+        )
+        parsing.add_whole(
+            parser,
+            "--context-prompts",
+            default=2,
+            help="prompts of every class at each of these lengths",
+        )
+        parsing.add_whole(parser, "--draft-n-max", default=4, metavar="K", help="drafts per round")
+        parsing.add_whole(
+            parser, "-n", "--max-tokens", default=256, help="most tokens generated per prompt"
+        )
+        matrix.add_budget_option(parser)
+        group = parser.add_argument_group("output")
+        group.add_argument("--output", metavar="FILE.jsonl", help="append the samples to this file")
+        group.add_argument(
+            "--pairs",
+            metavar="FILE.jsonl",
+            help="write every rejected draft here: class, prompt, position, the drafted and the "
+            "model's token as ids and text, and the text before it; the file must not exist",
+        )
+        parsing.add_format_option(group)
+        group.add_argument(
+            "--read", metavar="FILE.jsonl", help="measure nothing; show what a file of a matrix has"
+        )
+        options.add_model_options(parser)
+        options.add_settings_options(parser)
+        options.add_sampling_options(parser)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> int:
+        """Measure, keep every finished sample, print the tables."""
+        from pyllama_mtp.measure.records import Records, check_output, read_cells
+        from pyllama_mtp.measure.worth import acceptance_rows, rejected
+
+        if args.read is not None and args.output:
+            raise UsageError("--read measures nothing; leave --output out")
+        request = None if args.read is not None else _questions_request(args)
+        if args.output:
+            check_output(args.output)
+        code, records = 0, Records()
+        with parsing.new_file(args.pairs) as pairs:
+            if request:
+                code = matrix.collect(
+                    lambda: matrix.measure(args, request, records, "--draft-n-max 0 to generate"),
+                    records,
+                )
+            cells = records.cells if request else read_cells(args.read)
+            if pairs:
+                pairs.write(*rejected(cells))
+        if args.format == "json":
+            print(json.dumps(acceptance_rows(cells)))
+        elif cells:
+            matrix.show(cells, args.format, acceptance=True)
+        if args.pairs:
+            print(f"written to {args.pairs}", file=sys.stderr)
+        return code
+
+
+#: The default context lengths, as far as the model's own.
+LENGTHS, DEMO_LENGTHS = (1024, 4096, 16384), (512, 2048)
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """An argparse type: lengths in tokens separated by commas, or the word none."""
+    return () if text == "none" else parsing.comma_list(parsing.tokens)(text)
+
+
+def _questions_request(args: argparse.Namespace) -> MatrixRequest:
+    """Check every option before anything is loaded."""
+    from pyllama_mtp.measure import prompts
+    from pyllama_mtp.measure.schedule import MatrixRequest
+    from pyllama_mtp.models import demo
+
+    settings = options.settings_from(args, args.draft_n_max)
+    if settings.synthetic_acceptance is not None:
+        raise UsageError(
+            "imposed acceptance cannot be measured: leave --synthetic-acceptance out; 'pyllama-mtp "
+            "matrix' measures speed with it"
+        )
+    if settings.p_min:
+        raise UsageError(
+            "acceptance per position means something only if every draft is made: leave --p-min "
+            "out, which stops drafting at improbable ones"
+        )
+    own = [] if args.prompts is None else prompts.read_prompts(args.prompts)
+    sources = [] if args.prompts is None else [Path(args.prompts).name]
+    packaged: tuple[str, ...] = args.classes or (() if own else prompts.CLASSES)
+    counts = Counter(one.kind for one in own)
+    if packaged:
+        prompts.check_classes(packaged)  # before the model may be downloaded
+        path = options.model_path(args)
+        counts.update(one.kind for one in prompts.prompts_for(path, packaged))
+        is_demo = demo.is_demo(path)
+        sources.append("the demo model's own" if is_demo else "the package's own")
+    else:
+        is_demo = args.model is None
+    most = args.prompts_per_class or max(counts.values())
+    chosen = args.context_lengths
+    usual: tuple[int, ...] = DEMO_LENGTHS if is_demo else LENGTHS
+    plan = Plan(
+        (0, *sorted(usual if chosen is None else chosen)),
+        (0, args.draft_n_max),
+        args.max_tokens,
+        args.context_prompts,
+        switches_of(settings),
+        classes=tuple(counts),
+        prompts=" and ".join(sources),
+        stop_at_end=True,
+        repeats={name: min(n, most) for name, n in counts.items()},
+    )
+    return MatrixRequest(
+        plan,
+        settings,
+        options.sampling_from(args),
+        [PROGRAM, *sys.argv[1:]],
+        ("" if args.lib is None else args.lib,),
+        options.placement(args),
+        questions=own,
+        log_misses=args.pairs is not None,
+        budget_s=matrix.budget(args),
+        output=args.output,
+        usual_sizes=chosen is None,
+    )
+
+
+# -- costs -----------------------------------------------------------------------------------------
+
+
+class Tune:
+    """Measure what drafting and verifying cost for a model on this machine; print the
+    acceptance from which each draft depth pays, and recommend a depth and an
+    n_ubatch.
+
+    This is a matrix of the depths 0 to --limit after one prompt, and one of the
+    sizes of --n-ubatch. Which depth is the fastest depends on how often drafts are
+    accepted: see 'pyllama-mtp accept'.
+
+    examples:
+      pyllama-mtp tune
+      pyllama-mtp tune --model Qwen3.5-4B-Q8_0.gguf --prompt-size 4096
+      pyllama-mtp tune --model FILE --draft-vocab full --limit 4
+    """
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """Add the options."""
+        parser.usage = "%(prog)s [options]"
+        parsing.add_whole(parser, "--limit", default=6, help="greatest depth to measure")
+        parsing.add_whole(
+            parser,
+            "--prompt-size",
+            default=512,
+            metavar="TOKENS",
+            help="tokens in the context when the measurement begins",
+        )
+        parsing.add_whole(parser, "--repeat", default=5, metavar="R", help="samples per depth")
+        parser.add_argument(
+            "--json", action="store_true", help="print the costs in seconds, as JSON"
+        )
+        options.add_profile_option(parser)
+        options.add_model_options(parser)
+        options.add_settings_options(parser)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> int:
+        """Measure and print."""
+        from pyllama_mtp.llama import native
+        from pyllama_mtp.measure.profile import cell_profiles
+        from pyllama_mtp.measure.records import Records
+        from pyllama_mtp.measure.table import waiting_note
+        from pyllama_mtp.measure.verdict import slow_types_of
+        from pyllama_mtp.measure.worth import costs_of, doubt, tune_markdown, ubatch_advice
+
+        settings = options.settings_from(args, args.limit)
+        native.load(args.lib)
+        by_depth, by_ubatch = Records(), Records()
+        with options.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
+            limit = options.depth_for(model, args.limit)
+            depths = Plan(
+                (args.prompt_size,),
+                (*range(limit + 1),),
+                TOKENS,
+                args.repeat,
+                switches_of(settings),
+            )
+            matrix.measure_on(model, _costs_request(args, depths, settings), by_depth)
+            costs = costs_of(by_depth.cells)
+            if costs is None:
+                raise UsageError(
+                    "; ".join(str(cell.skipped) for cell in by_depth.cells if cell.skipped)
+                )
+            heads = _heads(model, dataclasses.replace(settings, draft_n_max=limit), costs)
+            sizes = _ubatches(model, settings, by_depth.cells[0].prefill_tps or 0.0)
+            if sizes is not None:
+                plain = dataclasses.replace(settings, synthetic_acceptance=None)
+                matrix.measure_on(
+                    model, _costs_request(args, sizes, plain, profile=False), by_ubatch
+                )
+            slow = slow_types_of(model)
+        advice, best = ubatch_advice(by_ubatch.cells, min(settings.n_ubatch, settings.n_batch))
+        for note in waiting_note([*by_depth.cells, *by_ubatch.cells]):
+            matrix.say(note)
+        if args.json:
+            seconds = {cell.axes["n_ubatch"]: cell.prefill_s for cell in by_ubatch.cells}
+            found = {**dataclasses.asdict(costs), "n_ubatch": {"best": best, "seconds": seconds}}
+            found["contradiction"] = doubt(costs)
+            if args.profile:
+                found["profile"] = {
+                    c.n_max: c.profile.to_dict() for c in by_depth.cells if c.profile
+                }
+            print(json.dumps(found))
+            return 0
+        parts = [tune_markdown(costs, slow), advice, heads, cell_profiles(by_depth.cells)]
+        print("\n\n".join(filter(None, parts)))
+        return 0
+
+
+#: Tokens generated per sample.
+TOKENS = 48
+#: Sizes of n_ubatch that are compared with the size that is set.
+UBATCHES = (256, 512, 1024)
+#: Tokens of the prompt that they are compared on, at most, and most seconds for all sizes once.
+UBATCH_PROMPT, UBATCH_S, UBATCH_REPEAT = 2048, 20.0, 5
+
+
+def _costs_request(
+    args: argparse.Namespace, plan: Plan, settings: Settings, profile: bool | None = None
+) -> MatrixRequest:
+    from pyllama_mtp import Sampling
+    from pyllama_mtp.measure.schedule import MatrixRequest
+
+    return MatrixRequest(
+        plan,
+        settings,
+        Sampling(),
+        [PROGRAM, *sys.argv[1:]],
+        ("" if args.lib is None else args.lib,),
+        options.placement(args),
+        profile=args.profile if profile is None else profile,
+    )
+
+
+def _ubatches(model: Model, settings: Settings, prefill_tps: float) -> Plan | None:
+    """The plan that compares sizes of n_ubatch on a prompt that a slow machine has time for; None:
+    there are no two sizes to compare."""
+    room = (settings.n_ctx or model.n_ctx_train) - 1
+    size = min(room, UBATCH_PROMPT, int(prefill_tps * UBATCH_S / len(UBATCHES)))
+    usual = min(settings.n_ubatch, settings.n_batch)
+    sizes = sorted(n for n in {*UBATCHES, usual} if n <= min(size, settings.n_batch))
+    if usual not in sizes or len(sizes) < 2:
+        return None
+    return Plan((size,), (0,), 1, UBATCH_REPEAT, {"n_ubatch": tuple(sizes)})
+
+
+def _heads(model: Model, settings: Settings, costs: Costs) -> str:
+    """The table of draft heads to choose from; "" where there is no choice."""
+    from pyllama_mtp import Session
+    from pyllama_mtp.measure.prompts import Workload
+    from pyllama_mtp.measure.worth import heads_markdown
+
+    with Session(model, dataclasses.replace(settings, n_ctx=settings.n_ctx or 1024)) as session:
+        heads = session._engine.head.heads
+        if not heads:
+            return ""
+        session.generate(Workload(model).prompt(min(128, session.n_ctx // 2)), max_tokens=8).run()
+        return heads_markdown(heads.table(costs), heads.chosen)

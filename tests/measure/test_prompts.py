@@ -1,0 +1,184 @@
+"""Prompts: exact lengths, real text, another text for each repeat; classes, and files of one's
+own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import Model
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.files import decode_text
+from pyllama_mtp.measure.prompts import (
+    CLASSES,
+    Prompt,
+    Prompts,
+    Workload,
+    demo_prompts,
+    docstrings,
+    package_prompts,
+    read_prompts,
+    source_of_prompts,
+    stdlib_texts,
+)
+
+BytesModel = Callable[..., Any]
+
+
+@pytest.mark.parametrize("size", [2, 77])
+def test_lengths_are_exact_with_a_bos(bytes_model: BytesModel, size: int) -> None:
+    prompts = [Workload(bytes_model(300)).prompt(size, repeat) for repeat in (0, 1)]
+    assert [len(prompt) for prompt in prompts] == [size, size]
+    assert all(prompt[0] == 300 and 300 not in prompt[1:] for prompt in prompts)
+
+
+def test_a_prompt_must_have_room_for_text(bytes_model: BytesModel) -> None:
+    with pytest.raises(UsageError, match="at least 2"):
+        Workload(bytes_model(300)).prompt(1)
+
+
+def test_repeats_follow_each_other_in_the_text(bytes_model: BytesModel) -> None:
+    source = next(stdlib_texts()).encode()
+    workload = Workload(bytes_model())
+    joined = b"".join(bytes(workload.prompt(500, repeat)) for repeat in range(3))
+    assert joined == source[:1500]
+
+
+def test_the_same_prompt_every_time(bytes_model: BytesModel) -> None:
+    one, other = Workload(bytes_model()), Workload(bytes_model())
+    other.prompt(9000, 2)
+    assert one.prompt(700, 1) == other.prompt(700, 1)
+
+
+@pytest.mark.parametrize("size", [5, 10, 15, 20])
+def test_too_little_text_is_repeated_but_never_alike(bytes_model: BytesModel, size: int) -> None:
+    """Ten bytes of text: sizes that divide it would give every repeat the same prompt."""
+    workload = Workload(bytes_model(), ["abcdefghij"])
+    prompts = [workload.prompt(size, repeat) for repeat in range(4)]
+    assert [len(prompt) for prompt in prompts] == [size] * 4
+    assert len({tuple(prompt) for prompt in prompts}) == 4
+
+
+def test_no_text_at_all(bytes_model: BytesModel) -> None:
+    with pytest.raises(UsageError, match="--prompt-file"):
+        Workload(bytes_model(), []).prompt(5)
+
+
+def test_special_tokens_in_the_text_stay_text(bytes_model: BytesModel) -> None:
+    assert bytes(Workload(bytes_model(), ["<|im_end|> and more"]).prompt(5)) == b"<|im_"
+
+
+@pytest.mark.long
+def test_documentation_does_not_run_out() -> None:
+    """Source code follows the documentation, which has fewer than a million tokens."""
+    assert sum(map(len, docstrings())) > sum(map(len, stdlib_texts())) + 500_000
+
+
+def test_where_prompts_come_from_is_equal_only_for_equal_text() -> None:
+    assert source_of_prompts(None, None).startswith("standard library of Python 3.")
+    one, other = (source_of_prompts("folder/p.txt", text) for text in ("a", "b"))
+    assert one != other and one.startswith("p.txt, SHA-256 ")
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    assert decode_text(b"\xef\xbb\xbfhello", "x") == "hello"
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        decode_text(b"\xef\xbb\xbf", "the prompt")
+
+
+# -- classes ---------------------------------------------------------------------------------------
+
+
+def test_documentation_is_prose_and_source_is_code(bytes_model: BytesModel) -> None:
+    prompts = Prompts(bytes_model())
+    prose = bytes(prompts.prompt("text", 20_000, 0)).decode(errors="replace")
+    code = bytes(prompts.prompt("source", 20_000, 0)).decode(errors="replace")
+    assert code.count("\n    def ") > 10 * max(1, prose.count("\n    def "))
+    assert prose != code and len(prose.split()) > 2_000
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_questions_after_text(bytes_model: BytesModel, name: str) -> None:
+    """A prompt has the length asked for and ends, in a chat, with the question of its repeat."""
+    prompts = Prompts(bytes_model())
+    questions = package_prompts([name])
+    texts = set()
+    for repeat in (0, 1, len(questions) + 1):
+        prompt = prompts.prompt(name, 3000, repeat)
+        assert len(prompt) == 3000
+        text = bytes(prompt).decode(errors="replace")
+        question = questions[repeat % len(questions)].text
+        before, found, after = text.partition("\n\n" + question)
+        assert found and before.startswith("<user>") and after == "<assistant>"
+        texts.add(before)
+    assert len(texts) == 3, "another text for every repeat"
+    with pytest.raises(UsageError, match=f"too few for a {name} prompt"):
+        prompts.prompt(name, 20, 0)
+
+
+def test_the_demo_model_is_asked_its_own_questions(demo: Model) -> None:
+    prompts = Prompts(demo)
+    for kind in CLASSES:
+        own = next(prompt for prompt in demo_prompts() if prompt.kind == kind)
+        prompt = prompts.prompt(kind, 512, 0)
+        assert len(prompt) == 512
+        assert demo.detokenize(prompt, special=True).endswith(own.render(demo)[-30:])
+
+
+# -- sets of prompts -------------------------------------------------------------------------------
+
+
+def test_the_package_has_twenty_different_prompts_of_each_class() -> None:
+    found = package_prompts()
+    for name in ("factual", "thinking", "code", "instruction"):
+        own = [prompt for prompt in found if prompt.kind == name]
+        assert 20 <= len(own) <= 24
+        assert all(prompt.chat and prompt.thinking is (name == "thinking") for prompt in own)
+    texts = [prompt.text.strip().lower() for prompt in found]
+    assert len(set(texts)) == len(texts) and all(len(text) >= 30 for text in texts)
+
+
+def test_classes_are_chosen_in_the_order_asked_for() -> None:
+    kinds = [prompt.kind for prompt in package_prompts(("code", "factual"))]
+    assert list(dict.fromkeys(kinds)) == ["code", "factual"]
+    with pytest.raises(UsageError, match=r"'cod'; there are factual, thinking, code, instruction"):
+        package_prompts(("cod",))
+
+
+def test_the_demo_model_has_prompts_of_its_own() -> None:
+    found = demo_prompts()
+    assert {prompt.kind for prompt in found} == set(CLASSES)
+    assert not {prompt.text for prompt in found} & {p.text for p in package_prompts()}
+
+
+def test_only_the_prompt_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    text = '{"prompt": "one\u2028line"}\r\n\n{"class": "x", "prompt": "b", "chat": true}'
+    path.write_text(text, encoding="utf-8", newline="")
+    assert read_prompts(path) == [Prompt("own", "one\u2028line"), Prompt("x", "b", chat=True)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not a prompt as in"),
+        ('["a"]', "not a prompt as in"),
+        ('{"class": "code"}', "'prompt' is missing or empty"),
+        ('{"prompt": " "}', "'prompt' is missing or empty"),
+        ('{"prompt": "a", "class": ""}', "'class' is missing or empty"),
+        ('{"prompt": 3}', "Expected `str`, got `int` - at `$.prompt`"),
+        ('{"prompt": "a", "chat": "yes"}', "Expected `bool`, got `str` - at `$.chat`"),
+        ('{"prompt": "a", "chat": null}', "Expected `bool`, got `null`"),
+        ('{"prompt": "a", "thinkng": true}', "unknown field `thinkng`"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "fine"}\n\n' + line + "\n")
+    with pytest.raises(UsageError) as error:
+        read_prompts(path)
+    assert "mine.jsonl, line 3: " in str(error.value) and message in str(error.value)
