@@ -27,7 +27,7 @@ from pyllama_mtp import cli
 from pyllama_mtp.measure.peers import HOST, PROGRAMS, LlamaServer, OutputError, PeerError
 
 #: PeerOptions with a value that the server gets otherwise, or that ik's has not.
-OTHERWISE = ("--host", "--port", "--alias", "--fit", "-md")
+OTHERWISE = ("--host", "--port", "--fit", "-md")
 REPACK = "-rtr"
 
 
@@ -76,7 +76,7 @@ def serve(program: str, repack: Sequence[str], given: Sequence[str]) -> None:
             pass
 
         def do_GET(self) -> None:
-            self.answer(200, {"status": "ok", "data": [{"id": named["--alias"]}]})
+            self.answer(200, {"status": "ok"})
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -166,7 +166,7 @@ def server_of(side: str, args: argparse.Namespace) -> LlamaServer:
         words = ["serve", "--model", model, "--threads", threads, *store]
         words += ["--n-sequences", places, "--n-ctx", str(N_CTX), "--max-queue", "1000"]
         words += ["--draft-n-max", "0"] if "without" in side else []
-        return LlamaServer(str(Path(sys.executable).with_name("pyllama-mtp")), words, "--name")
+        return LlamaServer(str(Path(sys.executable).with_name("pyllama-mtp")), words)
     words = ["-m", model, "-t", threads, "-np", places, "--kv-unified", *store]
     words += ["-c", str(args.places * N_CTX)]
     words += ["--spec-type", "draft-mtp"] if "with MTP" in side else []

@@ -19,6 +19,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from typing import Any
 from benchkit import ROOT
 
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.peers import PROGRAMS, PeerError, Peers, built, parse_system_info
+from pyllama_mtp.measure.peers import PROGRAMS, PeerError, Peers, built
 
 sys.path.append(str(ROOT / "patches"))
 
@@ -136,6 +137,12 @@ def _run_logged(command: list[str], log: Path) -> bool:
     if process.returncode:
         print("\n".join(log.read_text().splitlines()[-30:]), file=sys.stderr)
     return process.returncode == 0
+
+
+def parse_system_info(text: str) -> dict[str, str]:
+    """llama.cpp's line about the CPU backend as {feature: value}; {} without the line."""
+    line = re.search(r"CPU : (.*)", text)
+    return dict(re.findall(r"(\w+) = (\S+)", line.group(1) if line else ""))
 
 
 def differences(peers: Peers, stamp: dict[str, Any], system_info: str) -> list[str]:

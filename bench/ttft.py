@@ -51,11 +51,11 @@ Messages = list[dict[str, str]]
 
 
 class Ours(LlamaServer):
-    """`pyllama-mtp serve`, which is told its name by another option."""
+    """`pyllama-mtp serve`."""
 
     def __init__(self, options: Sequence[str]) -> None:
         program = Path(sysconfig.get_path("scripts"), "pyllama-mtp")  # the installed one
-        super().__init__(str(program), ["serve", *options], "--name")
+        super().__init__(str(program), ["serve", *options])
 
     def __exit__(self, *raised: object) -> None:
         """Let it end by itself: it stores its prompts."""

@@ -30,7 +30,7 @@ def test_a_matrix_beside_ik(
     bench = cells["llama-bench", 0]
     assert (bench.prefill_tps, bench.decode_tps) == (500, 50)
     started = fake_peers.log("arguments")
-    servers = [given for given in started if "--alias" in given]
+    servers = [given for given in started if "--host" in given]
     assert [given.count("mtp:n_max=2,p_min=0") for given in servers] == [0, 1]
     for given in started:
         assert ("-rtr" in given) == bool(repack)

@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"status": "ok"})
         if self.path == "/props":
             return self.answer({"media_marker": MARKER} if "--mmproj" in ARGUMENTS else {})
-        self.answer({"data": [{"id": option("--alias", "")}]})
+        self.answer({}, 404)
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -16,8 +16,8 @@ Ended = Callable[[int], bool]
 WAIT = "import time; time.sleep(600)"
 
 
-def python(code: str, stdin: str = "") -> Program:
-    return Program("the program", [sys.executable, "-c", code], stdin)
+def python(code: str) -> Program:
+    return Program("the program", [sys.executable, "-c", code])
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -25,11 +25,6 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return met
-
-
-def test_it_is_given_its_input_and_read() -> None:
-    with python("import sys; print(sys.stdin.read() + '!')", "hello") as program:
-        assert program.wait(20) == "hello!\n"
 
 
 def test_it_never_waits_for_a_reader() -> None:
