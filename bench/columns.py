@@ -8,7 +8,7 @@
 vec_dot column by column, its tiled kernels, tinyBLAS. "now" is what the CPU patches do. The two
 take turns, with the same matrix if neither repacks it. Every figure is the least of many, because
 other programs can only add to it.
-Writes build/results/NAME.json and .md, which bench/results/native.md condenses.
+bench/results/native.md condenses what it prints.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from benchkit import DRAFTS, results
+from benchkit import results
 from gguf import GGMLQuantizationType
 
 from pyllama_mtp.llama import native
@@ -154,8 +154,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--columns", type=int, default=2048, metavar="K", help="of the matrix (%(default)s)")
     add("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--seconds", type=float, default=3, metavar="S", help="per type (default: %(default)s)")
-    add("--name", default="columns", help="of the result files")
-    add("--dry-run", action="store_true", help="a moment only, nothing is written")
     args = parser.parse_args(argv)
     args.types = [word.upper() for word in args.types.split(",")]
     unknown = set(args.types) - set(TYPES.split())
@@ -167,7 +165,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure and print."""
     args = parse_arguments(argv)
     found = {}
     try:
@@ -176,17 +174,8 @@ def main(argv: list[str] | None = None) -> int:
             print("\n".join(table({name: found[name]})[2:]), flush=True)
     finally:
         native.load().set_cpu_switch("small_batch", True)
-    if args.dry_run:
-        return 0
-    result: dict[str, Any] = {
-        **results.header(native.load().stamp),
-        "settings": {k: getattr(args, k) for k in ("rows", "columns", "threads", "seconds")},
-        "seconds": found,
-    }
-    text = [
-        "# What n columns cost in a matrix product, by type",
-        "",
-        *results.header_lines(result),
+    lines = [
+        *results.header_lines(results.header(native.load().stamp)),
         f"- A matrix of {args.rows} x {args.columns}, {args.threads} thread(s); before: upstream's "
         "ways, repacked where it repacks; now: the CPU patches",
         "",
@@ -195,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
         "1: microseconds of a product with one column; 2 to 8: in units of that. The least of",
         "many; the two take turns.",
     ]
-    results.write(result, "\n".join(text), args.name, DRAFTS)
+    print("\n".join(["", *lines]))
     return 0
 
 

@@ -29,8 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from benchkit import BENCH, RESULTS, ROOT, environment, results
-from benchkit.environment import fetch
+from benchkit import BENCH, RESULTS, ROOT, results
 from gguf import GGUFWriter, PoolingType
 
 from pyllama_mtp.errors import PyllamaMtpError
@@ -38,6 +37,10 @@ from pyllama_mtp.llama import native
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.models.demo import demo_path
 from tests import plain, trimmed
+
+sys.path.insert(0, str(ROOT / "vendor"))
+
+import fetch
 
 FOLDER = ROOT / "build" / "dropin"
 VARIANTS = ("upstream", "patched")
@@ -67,6 +70,29 @@ class Outcome:
 
     status: str
     said: str = ""
+
+
+def make_environment(folder: Path, archive: Path) -> Path:
+    """Make an environment with the pinned llama-cpp-python and no native library of its own, once;
+    returns its interpreter. Raises PeerError."""
+    python = folder / "bin" / "python"
+    if not (folder / "complete").is_file():
+        print("making an environment with llama-cpp-python ...", file=sys.stderr, flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        _run([sys.executable, "-m", "venv", str(folder)], {})
+        without = {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF"}
+        _run([str(python), "-m", "pip", "install", "-q", str(archive), *REQUIREMENTS], without)
+        (folder / "complete").touch()
+    return python
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip())[-2000:]
+        raise PeerError(f"{' '.join(command[:4])} ... failed:\n{said}")
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -263,8 +289,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder = args.folder.resolve()
     try:
-        archive = environment.source_archive(args.archive)
-        python = environment.make(folder / "venv", archive, REQUIREMENTS)
+        archive = fetch.verified_archive(fetch.read_pin(fetch.DROP_IN_PIN_FILE), args.archive)
+        python = make_environment(folder / "venv", archive)
         place = unpack(archive, folder / "sdist")
         make_models(place / VOCABULARIES, folder / "models")
         found = {}

@@ -2,6 +2,7 @@
 """Greedy texts and accepted drafts beside upstream's llama-server with draft-mtp: are they equal?
 
     python bench/peers.py && python bench/parity.py
+    python bench/peers.py && python bench/parity.py --images
 
 A trial is one prompt on one small model at one draft depth, in one of three ways: alone, alone with
 Q8_0 caches, and together with the other prompts in one batch of ours. The server answers each
@@ -9,13 +10,16 @@ prompt alone. A trial is equal when all tokens and the number of accepted drafts
 sum in another order may reverse two tokens whose logits are a near tie; such a trial is named, with
 the gap of the two logits where the texts part, and is compared no further. Models other than the
 demo have random weights and a head that drafts well. NO_SNAPSHOTS has models whose drafts can only
-be compared with those of llama-server on our libllama, which runs for them, too.
+be compared with those of llama-server on our libllama, which runs for them, too. With --images the
+prompts have images, for which both sides have the same encoder, of random weights.
 
 Exit codes: 0 equal but for near ties; 1 not so; 2 there is no llama-server.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import os
@@ -23,10 +27,13 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from benchkit import DRAFTS, results
+from PIL import Image
 
 from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
 from pyllama_mtp.drafting.head import HeadDrafter
@@ -34,6 +41,8 @@ from pyllama_mtp.drafting.sampling import NEAR_TIE
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.files import write_whole
 from pyllama_mtp.llama import native
+from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
+from pyllama_mtp.llama.vision import Vision, position
 from pyllama_mtp.measure.peers import (
     Installed,
     LlamaServer,
@@ -45,6 +54,7 @@ from pyllama_mtp.measure.peers import (
 )
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.models.synth import write_synthetic
 from tests.architectures import write_model
 
@@ -130,9 +140,9 @@ def rounds_of(log: str, start: int) -> dict[int, list[dict[int, float]]]:
     """Candidates of each draft with their probabilities, best first, from llama-server's log."""
     rounds: dict[int, list[dict[int, float]]] = {start: []}
     lines = r"draft candidate +(\d+), pos +\d+: +(\d+) \( *([\d.]+)\)|new n_tokens = (\d+)"
-    for rank, token, probability, position in re.findall(lines, log):
-        if position:
-            rounds[int(position)] = []
+    for rank, token, probability, at in re.findall(lines, log):
+        if at:
+            rounds[int(at)] = []
         else:
             rounds[max(rounds)] += [] if int(rank) else [{}]
             rounds[max(rounds)][-1][int(token)] = float(probability)
@@ -150,17 +160,22 @@ def draft_gap(ours: dict[int, list[int]], theirs: dict[int, list[dict[int, float
     return "", math.inf
 
 
-def answers(server: Path, given: Settings, model: Model, prompts: list[list[int]]) -> list[Any]:
-    """llama-server's, each with the candidates of its drafts."""
+def ask(running: LlamaServer, prompt: Any, n_prompt: int, read: int = 0) -> tuple[Any, int]:
+    """llama-server's answer with the candidates of its drafts, and the characters of its log so
+    far; those before `read` are of earlier answers."""
+    request = completion_request(prompt, N_TOKENS, 1)
+    answer = running.complete(request | {"return_tokens": True})
+    log = running._program.stderr() + running._program.stdout()
+    return answer | {"rounds": rounds_of(log[read:], n_prompt)}, len(log)
+
+
+def answers(server: str, given: Settings, model: Model, prompts: list[list[int]]) -> list[Any]:
+    """llama-server's to prompts of text."""
     options = [*server_options(PeerOptions(given, str(model.path), 0)), "-lv", "5"]
     found, read = [], 0
-    with LlamaServer(str(server), options) as running:
+    with LlamaServer(server, options) as running:
         for prompt in prompts:
-            request = completion_request(prompt, N_TOKENS, 1)
-            answer = running.complete(request | {"return_tokens": True})
-            log = running._program.stderr() + running._program.stdout()
-            answer["rounds"] = rounds_of(log[read:], len(prompt))
-            read = len(log)
+            answer, read = ask(running, prompt, len(prompt), read)
             found.append(answer)
     return found
 
@@ -191,27 +206,32 @@ def compared(ours: Answer, theirs: Any, drafts: dict[int, list[int]]) -> Trial:
     return trial | {"end": "different", "said": f"token {at}: {sorted(parted)}, no near tie"}
 
 
-def trials(model: Model, server: Path, depth: int, recorded: Recorded) -> list[Trial]:
+#: Of every generation of ours.
+LIMITS: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "log_ties": True}
+
+
+def alone(model: Model, given: Settings, prompt: Any, recorded: Recorded) -> tuple[Answer, Any]:
+    """Our answer in a session of its own, and its drafts."""
+    recorded.rounds = {}
+    with Session(model, given) as session:
+        return session.generate(prompt, **LIMITS).run(), recorded.rounds
+
+
+def trials(model: Model, server: str, depth: int, recorded: Recorded) -> list[Trial]:
     """All of one model and depth."""
     prompts, found = prompts_of(model), []
-    limits: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "log_ties": True}
     for cache_type, ways in (("f16", (ALONE, TOGETHER)), ("q8_0", (Q8_0,))):
         given = settings(depth, cache_type)
         theirs = answers(server, given, model, prompts)
-        ours: list[Answer] = []
-        drafts = []
-        for prompt in prompts:
-            recorded.rounds = {}
-            with Session(model, given) as session:
-                ours.append(session.generate(prompt, **limits).run())
-            drafts.append(recorded.rounds)
+        pairs = [alone(model, given, prompt, recorded) for prompt in prompts]
+        ours = [answer for answer, _ in pairs]
         for way in ways:
             if way == TOGETHER:
                 with BatchSession(model, given, len(prompts)) as batch:
-                    ours = [*batch.generate(prompts, **limits).run().results]
-            for prompt, *three in zip(prompts, ours, theirs, drafts, strict=True):
+                    ours = [*batch.generate(prompts, **LIMITS).run().results]
+            for prompt, mine, its, (_, drafts) in zip(prompts, ours, theirs, pairs, strict=True):
                 where = {"depth": depth, "way": way, "prompt": len(prompt)}
-                found.append(where | compared(*three))
+                found.append(where | compared(mine, its, drafts))
     return found
 
 
@@ -247,9 +267,91 @@ def write_page(name: str, title: str, server: Installed, rows: list[str], about:
     write_whole(DRAFTS / name, ("\n".join(lines).rstrip() + "\n").encode())
 
 
-def main() -> int:
-    """Run all trials; write build/results/parity.md."""
-    if sys.argv[1:]:
+# -- images ----------------------------------------------------------------------------------------
+
+#: Texts with places for images: first, in the middle, last, several.
+TEXTS = (
+    f"{HERE}def area(shape):\n    ",
+    f"The picture {HERE} shows a list. In Python, ",
+    f"# What follows is a screenshot of the module os.path: {HERE}",
+    f"First {HERE} and then {HERE}, which are both ",
+)
+#: Width and height of pictures, by trial: of few tokens, and of more than a graph has.
+SIZES = ((96, 64), (64, 128), (160, 224), (320, 256), (448, 96), (384, 352))
+
+WHAT_IT_SAYS_OF_IMAGES = f"""\
+A trial: all of {N_TOKENS} tokens after one of {len(SIZES) * len(TEXTS)} prompts with images,
+and the number of accepted drafts, at depths {DEPTHS}, {ALONE} and {TOGETHER} (four at
+once). Images are first, in the middle, last, or two; of 8 to 132 tokens each, and graphs have
+{N_UBATCH}. The encoder has random weights; so has "tiny", whose head drafts well. Near ties are as
+without images. Text only: the texts are equal, the accepted drafts are not. Each prompt has a
+server of its own: drafts of llama-server after an image depend on the prompt before it."""
+
+
+def png(seed: int, size: tuple[int, int]) -> bytes:
+    """A file with a picture of coarse noise."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(out, "PNG")
+    return out.getvalue()
+
+
+def image_trials(vision: Vision, server: str, depth: int, recorded: Recorded) -> list[Trial]:
+    """All of one model and depth, after images."""
+    model, given, found = vision.model, settings(depth, "f16"), []
+    peer = server_options(PeerOptions(given, str(model.path), 0))
+    written = [
+        (text, [png(10 * i + j, size) for j in range(text.count(HERE))])
+        for i, size in enumerate(SIZES)
+        for text in TEXTS
+    ]
+    prompts = [vision.prompt(*one) for one in written]
+    with BatchSession(model, given, 4) as batch:
+        together = batch.generate(prompts, **LIMITS).run().results
+    for prompt, (text, images), beside in zip(prompts, written, together, strict=True):
+        with LlamaServer(server, [*peer, "--mmproj", str(vision.path), "-lv", "5"]) as running:
+            said = running.image_prompt(text, [base64.b64encode(one).decode() for one in images])
+            theirs, _ = ask(running, said, len(prompt))
+        mine, rounds = alone(model, given, prompt, recorded)
+        spare = len(prompt) - position(len(prompt), prompt.images)  # the server counts entries
+        drafts = {at + spare: tokens for at, tokens in rounds.items()}
+        for way, ours in ((ALONE, mine), (TOGETHER, beside)):
+            where = {"depth": depth, "way": way, "prompt": len(prompt)}
+            found.append(where | compared(ours, theirs, drafts))
+    return found
+
+
+# -- all -------------------------------------------------------------------------------------------
+
+
+def of_text(server: str, folder: Path, recorded: Recorded) -> Iterator[tuple[str, list[Trial]]]:
+    """The trials of each model, by name."""
+    models = write_models(folder)
+    models |= {f"{name}, {OUR_LIBRARY}": models[name] for name in NO_SNAPSHOTS}
+    for name, path in models.items():
+        if name.endswith(OUR_LIBRARY):  # from now on; this process has loaded its own
+            os.environ["LD_LIBRARY_PATH"] = str(native.locate("patched")[0])
+        with Model(path, mtp=True) as model:
+            runs = (trials(model, server, depth, recorded) for depth in DEPTHS)
+            yield name, [trial for found in runs for trial in found]
+
+
+def of_images(server: str, folder: Path, recorded: Recorded) -> Iterator[tuple[str, list[Trial]]]:
+    """The same after images."""
+    tiny = write_synthetic(folder / "tiny.gguf", "tiny", "q8_0", head_noise=HEAD_NOISE)
+    for path in (demo_path(), tiny):
+        with Model(path) as model:
+            mmproj = folder / f"encoder-{path.stem}.gguf"
+            write_synthetic_mmproj(mmproj, model.n_embd_inp)
+            with Vision(model, mmproj, n_threads=1) as vision:
+                runs = (image_trials(vision, server, depth, recorded) for depth in DEPTHS)
+                yield path.stem, [trial for found in runs for trial in found]
+
+
+def main(argv: list[str]) -> int:
+    """Run all trials; write build/results/parity.md, or image-parity.md."""
+    if argv not in ([], ["--images"]):
         sys.exit(__doc__)
     try:
         server = find("llama-server", gpu=False)
@@ -257,22 +359,23 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     ended: dict[str, list[Trial]] = {}
-    recorded = Recorded()
     with tempfile.TemporaryDirectory() as folder:
-        models = write_models(Path(folder))
-        models |= {f"{name}, {OUR_LIBRARY}": models[name] for name in NO_SNAPSHOTS}
-        for name, path in models.items():
-            if name.endswith(OUR_LIBRARY):  # from now on; this process has loaded its own
-                os.environ["LD_LIBRARY_PATH"] = str(native.locate("patched")[0])
-            with Model(path, mtp=True) as model:
-                runs = (trials(model, Path(*server.command), depth, recorded) for depth in DEPTHS)
-                ended[name] = [trial for found in runs for trial in found]
-            print("\n".join(table({name: ended[name]})), flush=True)
-    title = "Texts and accepted drafts beside llama-server"
-    write_page("parity.md", title, server, table(ended), WHAT_IT_SAYS)
-    found = [(name, trial) for name, some in ended.items() for trial in some]
-    return int(any(not explained(*one) and one[1]["end"] != "near tie" for one in found))
+        of = of_images if argv else of_text
+        for name, found in of(*server.command, Path(folder), Recorded()):
+            ended[name] = found
+            print("\n".join(table({name: found})), flush=True)
+    title, about = "Texts and accepted drafts beside llama-server", WHAT_IT_SAYS
+    if argv:
+        title, about = "Texts and accepted drafts after images", WHAT_IT_SAYS_OF_IMAGES
+    write_page(f"{'image-' if argv else ''}parity.md", title, server, table(ended), about)
+    return int(
+        any(
+            not explained(name, trial) and trial["end"] != "near tie"
+            for name, found in ended.items()
+            for trial in found
+        )
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -12,11 +12,7 @@ from PIL import Image
 
 from benchkit import BENCH, ROOT
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
-from pyllama_mtp.models.synth import write_synthetic
 
-SHAPE, TYPE = "qwen3.5-0.8b", "q8_0"
-#: Of a synthetic model whose head drafts well: acceptance some 0.85 / 0.70 / 0.59.
-HEAD_NOISE = 0.05
 FOLDER = ROOT / "build" / "bench"
 
 SMALL, EXPERTS = "qwen3.5-0.8b", "qwen3.6-moe-small"
@@ -30,20 +26,12 @@ SYNTHETIC = {
 OTHERS = ("glm4moe", "qwen3next", "step35", "deepseek2")
 
 
-def model_file(given: Path | None, head_noise: float | None = None) -> Path:
-    """`given`, or the synthetic model."""
-    return given.resolve() if given is not None else synthetic(SHAPE, head_noise)
-
-
-def synthetic(shape: str, head_noise: float | None = None) -> Path:
-    """A synthetic model of a shape, as `pyllama-mtp synth` writes one; made once."""
-    noise = f"-noise-{head_noise:g}" if head_noise is not None else ""
-    path = FOLDER / f"synth-{shape}-{TYPE}{noise}.gguf"
-    if not path.exists():
-        print(f"writing the synthetic model {path.name} ...", file=sys.stderr, flush=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_synthetic(path, shape, TYPE, head_noise=head_noise)
-    return path
+def model_file(given: Path | None) -> Path:
+    """`given`, or the synthetic model of the Qwen3.5-0.8B shape in Q8_0, made once."""
+    if given is not None:
+        return given.resolve()
+    make_models(FOLDER, ["0.8b-q8_0"])
+    return FOLDER / "0.8b-q8_0.gguf"
 
 
 def make_picture(folder: Path) -> None:

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fuzzkit import images, otherfiles
+from fuzzkit import otherfiles
 from fuzzkit.document import Document, read_document, split
 from fuzzkit.edits import Buffer, Edit, apply
 from fuzzkit.models import Mutator
 from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
 from pyllama_mtp.errors import NoMtpHeadError, PromptFileError
-from pyllama_mtp.imagefile import Pixels, pixels_of
 from pyllama_mtp.llama import trial
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 from pyllama_mtp.models import draftvocab
@@ -32,7 +31,7 @@ from pyllama_mtp.models.surgery import drop_head, extract_head
 
 #: Models: in one file, with the MTP head in another file, split into parts. Then files of ours.
 MODELS = ("model", "head", "split")
-KINDS = (*MODELS, "prompt", "draft-vocab", "mmproj", "image")
+KINDS = (*MODELS, "prompt", "draft-vocab", "mmproj")
 REFUSED, NATIVE, ENDED, LATER, WORKS, FINDING = (
     "refused by the validator",
     "refused by llama.cpp, with an error",
@@ -45,6 +44,7 @@ OUTCOMES = (REFUSED, NATIVE, ENDED, LATER, WORKS, FINDING)
 SETTINGS = Settings(n_ctx=128, n_threads=1, n_batch=32, n_ubatch=32, draft_n_max=2)
 PROMPT = "def add(a, b):\n    return"
 N_GENERATED = 4
+PICTURE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8)
 N_PARTS = 2
 #: Seconds for the process that first tries a file of another architecture than the demo's.
 TRIAL_S = 15.0
@@ -77,8 +77,6 @@ class Cases:
             return otherfiles.prompt_edits(seed, list(members), list(header["identity"]))
         if kind == "mmproj":
             return Mutator(self._encoder).edits(seed)
-        if kind == "image":
-            return images.edits(seed)
         return otherfiles.vocab_edits(seed, self._model.n_vocab)
 
     def run(self, kind: str, edits: list[Edit]) -> Result:
@@ -95,8 +93,6 @@ class Cases:
             written[self.folder / "case.bin"] = [otherfiles.apply_prompt(self._prompt, edits)]
         elif kind == "mmproj":
             written[self.folder / "case.bin"] = apply(self._encoder, edits)
-        elif kind == "image":
-            written[self.folder / "case.bin"] = [images.apply_image(edits)]
         else:
             written[self.folder / "case.bin"] = [otherfiles.apply_vocab(self._vocab, edits)]
         for path, data in written.items():
@@ -106,11 +102,7 @@ class Cases:
         try:
             if kind in MODELS:
                 return run_model(path, others[0] if kind == "head" else None)
-            run = {
-                "prompt": self._run_prompt,
-                "mmproj": self._run_encoder,
-                "image": self._run_image,
-            }
+            run = {"prompt": self._run_prompt, "mmproj": self._run_encoder}
             return run.get(kind, self._run_vocab)(path)
         except PyllamaMtpError:
             raise
@@ -174,11 +166,6 @@ class Cases:
         return read_document(write_synthetic_mmproj(path, self._model.n_embd_inp, force=True))
 
     @cached_property
-    def _vision(self) -> Vision:
-        assert self._encoder
-        return Vision(self._model, self.folder / "good-mmproj.gguf", n_threads=1)
-
-    @cached_property
     def _expected(self) -> list[int]:
         self._session.reset()
         return self._session.generate(PROMPT, max_tokens=N_GENERATED).run().tokens
@@ -223,23 +210,12 @@ class Cases:
             ended = "the process that tried to load it" in str(error)
             return Result(ENDED if ended else REFUSED, str(error))
         with vision:
-            return self._see(vision, images.PICTURE)
-
-    def _run_image(self, path: Path) -> Result:
-        """Show it to the model."""
-        try:
-            pixels = pixels_of(path)
-        except PyllamaMtpError as error:
-            return Result(REFUSED, str(error))
-        return self._see(self._vision, pixels)
-
-    def _see(self, vision: Vision, pixels: Pixels) -> Result:
-        try:
-            prompt = vision.prompt(f"{IMAGE_MARKER} {PROMPT}", [pixels])
-            if len(prompt) < SETTINGS.n_ctx:
-                self._session.generate(prompt, max_tokens=N_GENERATED).run()
-        except PyllamaMtpError as error:
-            return Result(LATER, str(error))
+            try:
+                prompt = vision.prompt(f"{IMAGE_MARKER} {PROMPT}", [PICTURE])
+                if len(prompt) < SETTINGS.n_ctx:
+                    self._session.generate(prompt, max_tokens=N_GENERATED).run()
+            except PyllamaMtpError as error:
+                return Result(LATER, str(error))
         return Result(WORKS)
 
 
