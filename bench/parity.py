@@ -36,7 +36,7 @@ from benchkit import DRAFTS, results
 from PIL import Image
 
 from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
-from pyllama_mtp.drafting.head import HeadDrafter
+from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.drafting.sampling import NEAR_TIE
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.files import write_whole

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .llama.batch import Floats
-    from .llama.context import KeptRow
+    from .llama.batch import Floats, KeptRow
 
 #: Tokens at a prompt's end that the next prompt may not share: a chat template's opening of the
 #: answer, an empty thinking part.

@@ -20,16 +20,16 @@ import numpy as np
 from .answer import top_logprobs
 from .checkpoints import LONG_GRAPH, TAIL, Checkpoint, Checkpoints, boundaries, partings
 from .drafting.choice import Drafting
-from .drafting.drafter import Drafter
-from .drafting.head import HeadDrafter
+from .drafting.drafter import Drafter, HeadDrafter
 from .drafting.upstream import UpstreamDrafter
 from .errors import FatalDecodeError, UsageError
 from .llama import native
 from .llama.batch import SEQ, Batch, Ints
 from .llama.context import Context
 from .llama.contextoptions import ContextOptions, NodeTimes, padded
+from .llama.drafthead import reserve_rounds
 from .llama.model import Model
-from .llama.owned import Exclusive
+from .llama.native import Exclusive
 from .llama.vision import PlacedImage
 from .machine import waited_for_core
 from .promptfile import ProcessedPrompt, put_back
@@ -39,7 +39,7 @@ from .settings import HEAD_TYPES, Settings
 from .telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from .llama.context import KeptRow
+    from .llama.batch import KeptRow
     from .request import Request
 
 #: Tokens of a chunk of the gated delta rule, as llama.cpp computes it. Parts of a prompt that have
@@ -257,9 +257,9 @@ class Engine:
                 self.head = HeadDrafter(self.target, settings)
                 if settings.draft_n_max == "auto":
                     for n in resolved.measured_counts:
-                        self.target.reserve_rounds(n, range(depth + 1))
+                        reserve_rounds(self.target, n, range(depth + 1))
                 else:
-                    self.target.reserve_rounds(n_sequences, (0, depth))
+                    reserve_rounds(self.target, n_sequences, (0, depth))
             self._replays = replays(self.target, settings, depth)
         except BaseException:
             self.close()

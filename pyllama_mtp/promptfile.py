@@ -39,7 +39,7 @@ from msgspec import Meta, Struct
 from .checkpoints import Checkpoint
 from .errors import InsufficientMemoryError, ModelFileError, PromptFileError, UsageError
 from .files import replacing
-from .llama.context import KeptRow
+from .llama.batch import KeptRow
 from .machine import available_memory
 from .models.ggufheader import ArraySummary, Value
 from .models.modelinfo import GGUFInfo
@@ -123,7 +123,7 @@ class SavedCheckpoint(Struct, forbid_unknown_fields=True, frozen=True):
         return self.n_state + 4 * (self.n_carry + self.n_ids + self.n_values)
 
 
-class _Header(Struct, forbid_unknown_fields=True):
+class _Header(Struct, forbid_unknown_fields=True, omit_defaults=True):
     identity: dict[str, str | _Int64]
     draft_n_past: Annotated[int, Meta(ge=0)]
     sections: list[str]
@@ -239,13 +239,8 @@ def _members(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
         row = one.row or KeptRow()
         rest = [array.tobytes() for array in (one.carry, row.ids, row.values) if array is not None]
         sections[saved.name] = b"".join([one.state, *rest])
-    given: dict[str, Any] = {"identity": prompt.identity, "draft_n_past": prompt.draft_n_past}
-    given |= {"sections": [*sections]}
-    if prompt.images:
-        given["images"] = msgspec.to_builtins(prompt.images)
-    if described:
-        given["checkpoints"] = msgspec.to_builtins(described)
-    text = json.dumps(given).encode()
+    about = prompt.identity, prompt.draft_n_past, [*sections], prompt.images, tuple(described)
+    text = json.dumps(msgspec.to_builtins(_Header(*about))).encode()
     if len(text) > MAX_HEADER:
         raise UsageError(f"the identity, or the list of images, has {len(text)} bytes: too long")
     return {HEADER: text, **sections}

@@ -15,7 +15,7 @@ from .llama.batch import Floats, Ints
 from .llama.vision import PlacedImage, position
 
 if TYPE_CHECKING:
-    from .llama.context import KeptRow
+    from .llama.batch import KeptRow
     from .promptfile import SavedImage
     from .request import Request
     from .telemetry import Telemetry

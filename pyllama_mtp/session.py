@@ -27,17 +27,16 @@ from . import promptfile
 from .answer import Answer
 from .arguments import as_index, file_name, flag, instance, listed, refusal, whole, words
 from .calibration import open_engine
-from .chats.images import take_images
+from .chats.images import ImageSource, take_images
 from .chats.options import ChatOptions
 from .chats.thinking import Piece
 from .chats.tools import Messages, Tools
 from .engine import Engine
 from .errors import UsageError
-from .imagefile import ImageSource
-from .llama.context import POINTS, ROWS, HiddenStates
 from .llama.contextoptions import NodeTimes
+from .llama.hiddenstates import POINTS, ROWS, HiddenStates
 from .llama.model import Model
-from .llama.owned import Owned
+from .llama.native import Owned
 from .llama.vision import ImagePrompt, Vision
 from .memory import resolve
 from .request import Limits, OnProgress, Options, Prompt, Request, make_request, tokens_of

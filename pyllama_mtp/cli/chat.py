@@ -28,9 +28,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import flag
+from pyllama_mtp.chats.images import pixels_of
 from pyllama_mtp.cli import go_on, interrupted, on_signal, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
-from pyllama_mtp.imagefile import pixels_of
 
 if TYPE_CHECKING:
     from pyllama_mtp import ChatOptions, Generation, Sampling, Session

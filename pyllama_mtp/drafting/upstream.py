@@ -26,7 +26,7 @@ from ..llama.contextoptions import ContextOptions
 from ..sequence import Drafts, Sequence
 from ..settings import Settings
 from .acceptance import Distribution
-from .head import P_MIN_CANDIDATES, HeadDrafter, top_probability
+from .drafter import P_MIN_CANDIDATES, HeadDrafter, top_probability
 from .headrows import Heads
 
 #: Tokens per graph on a CPU. The block is one layer: larger graphs cost memory (44 MiB at 512 on

@@ -1,4 +1,4 @@
-"""The tokens of one decode call, checked before llama.cpp sees them."""
+"""What goes into a decode, checked before llama.cpp sees it; and an output row that was kept."""
 
 from __future__ import annotations
 
@@ -125,3 +125,51 @@ class Batch:
         if self.hidden is not None:
             view.hidden = pointer("float[]", self.hidden)
         return view, alive
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRow:
+    """An output row after its decode, in place of the context, for samplers to choose from again.
+
+    It has what the decode left: the best token, some best tokens with their logits, or all logits.
+
+    Attributes:
+        best: the best token; None: all logits are there.
+        ids: [n] int32: some best tokens, the best one first.
+        values: [n] float32: their logits; without `ids`, the logits of all tokens.
+    """
+
+    best: int | None = None
+    ids: Ints | None = None
+    values: Floats | None = None
+
+    @property
+    def n_candidates(self) -> int:
+        """How many best tokens are there."""
+        return 0 if self.ids is None else len(self.ids)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(one.nbytes for one in (self.ids, self.values) if one is not None)
+
+    def serves(self, few: bool, n_candidates: int) -> bool:
+        """Whether it has what a sampler needs: the best token or so many (`few`), or all logits."""
+        return self.best is None or (few and self.n_candidates >= n_candidates)
+
+    def argmax(self, row: int = 0) -> int:
+        """See :meth:`.Context.argmax`."""
+        return int(self.logits().argmax()) if self.best is None else self.best
+
+    def check_finite(self, row: int = 0) -> None:
+        """See :meth:`.Context.check_finite`: it was checked when it was kept."""
+
+    def logits(self, row: int = 0) -> Floats:
+        """See :meth:`.Context.logits`."""
+        assert self.values is not None
+        return self.values
+
+    def candidates(self, row: int = 0) -> tuple[Ints, Floats]:
+        """See :meth:`.Context.candidates`."""
+        assert self.ids is not None
+        return self.ids, self.logits()

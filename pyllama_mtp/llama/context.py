@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -14,19 +13,16 @@ import numpy.typing as npt
 
 from ..errors import (
     ContextClosedError,
-    DecodeAborted,
     FatalDecodeError,
     InsufficientMemoryError,
-    InvalidBatchError,
-    NoKVSlotError,
     PyllamaMtpError,
     UsageError,
 )
 from ..machine import Threads, available_memory
 from . import native
-from .batch import SEQ, Batch, Floats, Ints
-from .contextoptions import ContextOptions, Node, Trace, padded
-from .owned import Exclusive, OfThisProcess, Owned
+from .batch import SEQ, Batch, Floats, Ints, KeptRow
+from .contextoptions import ContextOptions, Node, Trace
+from .native import Exclusive, OfThisProcess, Owned, decode_error
 
 if TYPE_CHECKING:
     from .model import Model
@@ -39,38 +35,8 @@ LARGE_STATE = 1 << 26
 FEW_ROWS = 64
 #: Several threads hardly gain in steps that read fewer bytes of weights.
 TINY = 8_000_000
-NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
 
 log = logging.getLogger("pyllama_mtp")
-
-
-def decode_error(code: int, message: str) -> PyllamaMtpError:
-    """The exception for a return code of ``llama_decode`` or of our shim (there is no other place).
-
-    Args:
-        code: non-zero; see ``llama_decode`` in llama.h and PYLLAMA_* in pyllama_shim.h.
-        message: the native side's reason, may be empty.
-    """
-    lib = native.load().lib
-    why = f": {message}" if message else ""
-    if code == 1:
-        return NoKVSlotError(
-            f"no room in the KV cache{why}. Use a longer n_ctx or a shorter prompt.", code
-        )
-    if code == 2:
-        return DecodeAborted("the computation was interrupted", code)
-    if code in (-1, lib.PYLLAMA_BATCH_REFUSED):
-        return InvalidBatchError(f"llama.cpp refused the batch{why}", code)
-    if code == lib.PYLLAMA_FORKED:
-        return UsageError(
-            f"{message}: use n_threads=1, a thread of its own, or start processes with spawn"
-        )
-    ran_out = code in (-2, lib.PYLLAMA_OUT_OF_MEMORY, lib.PYLLAMA_NO_ROOM)
-    if ran_out or (code < -2 and native.short_of_memory(message)):
-        return InsufficientMemoryError(
-            f"out of memory{why}: use a smaller n_ctx, n_batch, n_ubatch or fewer threads"
-        )
-    return FatalDecodeError(f"decode failed with code {code}{why}", code)
 
 
 class Context(Owned, OfThisProcess):
@@ -86,6 +52,7 @@ class Context(Owned, OfThisProcess):
         n_candidates: decodes also leave so many best tokens of every output row, with their logits.
         draft_ids: [n] int32: tokens that the draft head is over, by row; None: the whole
             vocabulary. See :func:`.set_draft_head`.
+        draft_shape: (drafts, sequences, logits of each draft) of the last :func:`.compute_drafts`.
     """
 
     def __init__(
@@ -114,7 +81,7 @@ class Context(Owned, OfThisProcess):
         self.greedy = self._left_greedy = False
         self.n_candidates = 0
         self.draft_ids: Ints | None = None
-        self._draft_shape: tuple[int, ...] = ()
+        self.draft_shape: tuple[int, ...] = ()
         self._block = 0
         self._settled = True  # what the last decode computed is known to be here
         self._snapshots = True
@@ -282,18 +249,20 @@ class Context(Owned, OfThisProcess):
             message = self._message
             return int(function(self.handle, *arguments, message, len(message)))
 
-    def _compute(self, n_rows: int, kind: Hashable, function: Any, *arguments: Any) -> int:
-        """:meth:`_run` for a computation of this kind and many rows, with as many threads as are
-        best: few rows have many short operations, prompts few long ones."""
-        if not self._threads:
-            return self._run(function, *arguments)
-        threads = self._threads[n_rows > FEW_ROWS]
-        if threads.n != self.n_threads:
+    def compute(self, n_rows: int, kind: Hashable, function: Any, *arguments: Any) -> None:
+        """Call a function of the shim that computes so many rows, a computation of this kind, with
+        as many threads as are best: few rows have many short operations, prompts few long ones.
+        Raises PyllamaMtpError: by its code; see :func:`.decode_error`."""
+        threads = self._threads[n_rows > FEW_ROWS] if self._threads else None
+        if threads and threads.n != self.n_threads:
             self._lib.llama_set_n_threads(self.handle, threads.n, threads.n)
         began = time.perf_counter()
         code = self._run(function, *arguments)
-        threads.took(kind, time.perf_counter() - began)
-        return code
+        if threads:
+            threads.took(kind, time.perf_counter() - began)
+        if code != 0:
+            self._fail(code)
+        self._raise_what_came()
 
     @property
     def n_threads(self) -> int:
@@ -302,7 +271,7 @@ class Context(Owned, OfThisProcess):
 
     def call(self, function: Any, *arguments: Any) -> int:
         """Call a function of the shim whose codes below 0 are failures: its result. Raises
-        PyllamaMtpError: by the code; see :func:`decode_error`."""
+        PyllamaMtpError: by the code; see :func:`.decode_error`."""
         code = self._run(function, *arguments)
         if code < 0:
             self._fail(code)
@@ -399,12 +368,9 @@ class Context(Owned, OfThisProcess):
         self._settled = not (self.model.on_gpu or self.model.rpc_servers)
         n_rows = len(batch.tokens)
         kind = "decode", n_rows, int(np.count_nonzero(batch.outputs))
-        code = self._compute(n_rows, kind, self._lib.pyllama_decode, self._batch, view)
-        del alive
         self.last_outputs, self._left_greedy = batch.outputs, self.greedy
-        if code != 0:
-            self._fail(code)
-        self._raise_what_came()
+        self.compute(n_rows, kind, self._lib.pyllama_decode, self._batch, view)
+        del alive
         self._rewind = self._rewinds(batch.seqs)
 
     def synchronize(self) -> None:
@@ -432,7 +398,7 @@ class Context(Owned, OfThisProcess):
         self._check_output(row)
         if self._left_greedy:
             raise UsageError("this context keeps greedy tokens only; see set_greedy()")
-        return self._view(self._rows(self._lib.pyllama_get_logits, row), self.model.n_vocab)
+        return self.view(self._rows(self._lib.pyllama_get_logits, row), self.model.n_vocab)
 
     def argmax(self, row: int) -> int:
         """Token with the largest logit of batch entry `row`; the smallest one of equals.
@@ -446,7 +412,7 @@ class Context(Owned, OfThisProcess):
             token = self._ffi.new("int32_t *")
             self.call(self._lib.pyllama_mtp_get_greedy, row, token)
             if token[0] < 0:
-                raise FatalDecodeError(NAN)
+                raise FatalDecodeError(native.NAN)
             return int(token[0])
         best = int(self.logits(row).argmax())  # numpy: the first NaN, if there is one
         self._refuse_nan(self.logits(row)[best])
@@ -473,7 +439,7 @@ class Context(Owned, OfThisProcess):
     @staticmethod
     def _refuse_nan(largest: np.float32) -> None:
         if np.isnan(largest):
-            raise FatalDecodeError(NAN)
+            raise FatalDecodeError(native.NAN)
 
     def set_greedy(self, on: bool) -> None:
         """Whether the next decodes leave the best token of each output row in place of its logits.
@@ -499,7 +465,7 @@ class Context(Owned, OfThisProcess):
         if not n:
             raise UsageError("the last decode left no candidates; see set_candidates()")
         ids = np.frombuffer(self._ffi.buffer(out[0][0], 4 * n), dtype=np.int32)
-        logits = self._view(out[1][0], n)
+        logits = self.view(out[1][0], n)
         order = np.lexsort((ids, -logits)).astype(np.int32)
         return ids[order], logits[order]
 
@@ -546,7 +512,7 @@ class Context(Owned, OfThisProcess):
             pointer = self._rows(self._lib.pyllama_mtp_get_embeddings_nextn)
             if self.options.tap == "outputs":
                 n = int(np.count_nonzero(self.last_outputs))
-        return self._view(pointer, n * self.model.n_embd).reshape(n, self.model.n_embd)
+        return self.view(pointer, n * self.model.n_embd).reshape(n, self.model.n_embd)
 
     def nodes(self) -> list[Node]:
         """Graph nodes of the last decode, in order; needs ``trace=True``."""
@@ -691,117 +657,12 @@ class Context(Owned, OfThisProcess):
         kind = InsufficientMemoryError if native.short_of_memory(reason) else FatalDecodeError
         return kind(f"the state cannot be {what}: {reason}")
 
-    # -- drafts --------------------------------------------------------------------------------
-
-    def draft(
-        self,
-        tokens: Ints,
-        seqs: Ints,
-        n: int,
-        n_candidates: int = 0,
-        temperatures: Floats | None = None,
-        noise: Floats | None = None,
-    ) -> Ints:
-        """The MTP block's drafts for what follows the newest token of each sequence, in one graph.
-
-        Caches and the results of the last decode stay. For a context with_mtp.
-
-        Args:
-            tokens: [n_seqs] int32: the newest tokens, not decoded yet.
-            seqs: [n_seqs] int32: each has decoded something. More than one need a unified cache.
-            n: drafts for each.
-            n_candidates: keep the logits of so many best tokens of every draft; see
-                :attr:`draft_logits`.
-            temperatures: [n_seqs] float32, above 0: drafts are drawn from softmax(logits /
-                temperature) by `noise`; None: drafts are the best tokens.
-            noise: [n, n_seqs, n_head] float32 from the standard Gumbel distribution: the largest of
-                logits / temperature + noise is drawn; see :attr:`n_head`. Zeros give the best
-                token.
-
-        Returns:
-            [n, n_seqs] int32.
-
-        Raises:
-            UsageError: no such context, or arrays of other shapes.
-            NoKVSlotError: the cache has no room for the drafts.
-            FatalDecodeError: the logits hold a NaN (on a GPU drafts do not tell).
-            DecodeError: as :meth:`decode`.
-        """
-        self._check_draft(tokens, seqs, n, n_candidates)
-        view, null = self._ffi.from_buffer, self._ffi.NULL
-        tokens, seqs = (np.ascontiguousarray(a, dtype=np.int32) for a in (tokens, seqs))
-        drafts = np.empty((n, len(seqs)), dtype=np.int32)
-        drawn = null, null
-        self._draft_shape = (n, len(seqs), n_candidates)
-        if temperatures is not None or noise is not None:
-            self._draft_shape = (n, len(seqs), self.n_head)
-            drawn = self._noise(temperatures, noise, n_candidates)
-        ids = view("int32_t[]", tokens), view("int32_t[]", seqs)
-        arguments = *ids, len(seqs), n, n_candidates, *drawn, view("int32_t[]", drafts)
-        kind = "draft", len(seqs), n
-        code = self._compute(len(seqs), kind, self._lib.pyllama_mtp_draft, *arguments)
-        if code != 0:
-            self._fail(code)
-        self._raise_what_came()
-        if drafts.min() < 0:
-            raise FatalDecodeError(NAN)
-        return drafts
-
-    def _noise(
-        self, temperatures: Floats | None, noise: Floats | None, n_candidates: int
-    ) -> tuple[Any, Any]:
-        """Noise and factors for the native call."""
-        shapes = [None if array is None else array.shape for array in (noise, temperatures)]
-        if shapes != [self._draft_shape, self._draft_shape[1:2]] or n_candidates:
-            raise UsageError(
-                f"noise of shape {shapes[0]} and temperatures of shape {shapes[1]}, expected "
-                f"{self._draft_shape} and {self._draft_shape[1:2]}, without candidates"
-            )
-        assert temperatures is not None and noise is not None
-        pair = (noise, 1 / temperatures)
-        arrays = [np.ascontiguousarray(array, dtype=np.float32) for array in pair]
-        return tuple(self._ffi.from_buffer("float[]", array) for array in arrays)
-
-    def _check_draft(self, tokens: Ints, seqs: Ints, n: int, n_candidates: int) -> None:
-        """Refuse what would have the native call read beyond its arrays, or fail without a
-        reason."""
-        options = self.options
-        if not options.with_mtp:
-            raise UsageError("drafts come from a context with_mtp")
-        if options.n_seq_max > 1 and not options.unified:
-            raise UsageError("drafts of a context for several sequences need a unified cache")
-        if n < 1 or n_candidates < 0 or not 0 < len(seqs) == len(tokens):
-            raise UsageError(
-                f"{n} drafts with {n_candidates} candidates after {len(tokens)} tokens of "
-                f"{len(seqs)} sequences: it takes one draft or more, and a token of each sequence"
-            )
-
-    @property
-    def draft_logits(self) -> Floats:
-        """[n, n_seqs, n_candidates] float32 of the last :meth:`draft`: logits of the best tokens of
-        each, in no order; of drawn drafts all logits, [n, n_seqs, n_head]. A view that the next
-        draft overwrites. Raises UsageError when the last draft left none."""
-        n = self._ffi.new("int32_t *")
-        pointer = self._lib.llama_mtp_get_draft_logits(self.handle, n)
-        if not n[0]:
-            raise UsageError("the last draft left no logits: ask it for candidates")
-        return self._view(pointer, int(n[0])).reshape(*self._draft_shape[:2], -1)
-
-    def reserve_rounds(self, n_seqs: int, depths: Iterable[int]) -> None:
-        """Allocate what rounds of `n_seqs` sequences need, for each of these numbers of drafts.
-        Raises InsufficientMemoryError: there is no room for it."""
-        for n in depths:
-            if not self.call(self._lib.pyllama_mtp_reserve, n_seqs, n):
-                self.model.refuse_lost_worker()
-                said = native.take_recent_errors()
-                raise InsufficientMemoryError(f"no memory for rounds of {n} drafts: {said}")
+    # -- figures -------------------------------------------------------------------------------
 
     @property
     def n_head(self) -> int:
         """Rows of the LM head that drafts come from."""
         return self.model.n_vocab if self.draft_ids is None else len(self.draft_ids)
-
-    # -- figures -------------------------------------------------------------------------------
 
     @property
     def n_past(self) -> int:
@@ -839,123 +700,8 @@ class Context(Owned, OfThisProcess):
         self.call(self._lib.pyllama_mtp_get_memory, *which, sizes)
         return {"model": sizes.model, "context": sizes.context, "compute": sizes.compute}
 
-    def _view(self, pointer: Any, n: int) -> Floats:
+    def view(self, pointer: Any, n: int) -> Floats:
+        """[n] float32 at a native pointer, valid until the next computation."""
         if not pointer:
             raise UsageError("the last decode produced no such rows (is the hidden-state tap on?)")
         return np.frombuffer(self._ffi.buffer(pointer, n * 4), dtype=np.float32)
-
-
-@dataclass(frozen=True, eq=False)
-class KeptRow:
-    """An output row after its decode, in place of the context, for samplers to choose from again.
-
-    It has what the decode left: the best token, some best tokens with their logits, or all logits.
-
-    Attributes:
-        best: the best token; None: all logits are there.
-        ids: [n] int32: some best tokens, the best one first.
-        values: [n] float32: their logits; without `ids`, the logits of all tokens.
-    """
-
-    best: int | None = None
-    ids: Ints | None = None
-    values: Floats | None = None
-
-    @property
-    def n_candidates(self) -> int:
-        """How many best tokens are there."""
-        return 0 if self.ids is None else len(self.ids)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that it takes."""
-        return sum(one.nbytes for one in (self.ids, self.values) if one is not None)
-
-    def serves(self, few: bool, n_candidates: int) -> bool:
-        """Whether it has what a sampler needs: the best token or so many (`few`), or all logits."""
-        return self.best is None or (few and self.n_candidates >= n_candidates)
-
-    def argmax(self, row: int = 0) -> int:
-        """See :meth:`Context.argmax`."""
-        return int(self.logits().argmax()) if self.best is None else self.best
-
-    def check_finite(self, row: int = 0) -> None:
-        """See :meth:`Context.check_finite`: it was checked when it was kept."""
-
-    def logits(self, row: int = 0) -> Floats:
-        """See :meth:`Context.logits`."""
-        assert self.values is not None
-        return self.values
-
-    def candidates(self, row: int = 0) -> tuple[Ints, Floats]:
-        """See :meth:`Context.candidates`."""
-        assert self.ids is not None
-        return self.ids, self.logits()
-
-
-# -- hidden states of a text, without logits -------------------------------------------------------
-
-
-#: Where hidden states are taken: after the model's final norm, or before it.
-POINTS = ("post-norm", "pre-norm")
-ROWS = ("all", "last")
-
-
-class HiddenStates(Owned):
-    """Computes hidden states in a context of its own, which is made when it is first needed.
-
-    The graph stores the rows in a tap where it computes them (`need_embd_pre_norm`), so no token
-    has to be an output: the LM head does not run, and no logits are copied.
-    """
-
-    def __init__(self, model: Model, options: ContextOptions) -> None:
-        """Args:
-        options: of a session's context, for batches, threads, caches and RoPE.
-        """
-        self._model = model
-        self._options = replace(
-            options,
-            need_embd_pre_norm=True,
-            with_mtp=False,
-            tap="off",
-            n_outputs_max=1,
-            n_rs_seq=0,
-            n_seq_max=1,
-            unified=False,
-            times=None,
-        )
-        self._context: Context | None = None
-
-    def of(self, tokens: Sequence[int], point: str, rows: str) -> Floats:
-        """See :meth:`.Session.hidden_states`, for checked arguments."""
-        context = self._room_for(len(tokens))
-        context.clear()
-        context.set_tap_point(point)
-        ids, parts = np.array(tokens, dtype=np.int32), list[Floats]()
-        for start in range(0, len(ids), context.n_batch):
-            chunk = ids[start : start + context.n_batch]
-            context.decode(chunk, start, np.zeros(len(chunk), dtype=np.int8))
-            found = context.hidden_rows()
-            if rows == "last":
-                parts = [found[-1:].copy()]
-            else:
-                parts.append(found.copy())  # the next decode overwrites them
-        return np.concatenate(parts)
-
-    def _room_for(self, n_tokens: int) -> Context:
-        """The context, made anew where it is too short, or was lost in a failure."""
-        if self._context and not self._context.closed and self._context.n_ctx >= n_tokens:
-            return self._context
-        self.close()
-        n_ctx = padded(n_tokens)
-        n_batch = min(self._options.n_batch, n_ctx)
-        n_ubatch = min(self._options.n_ubatch, n_batch)
-        options = replace(self._options, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch)
-        self._context = Context(self._model, options)
-        return self._context
-
-    def close(self) -> None:
-        """Free the context. May be called again."""
-        context, self._context = self._context, None
-        if context:
-            context.close()

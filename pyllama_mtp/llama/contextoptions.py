@@ -29,7 +29,7 @@ class ContextOptions:
         auto_threads: fewer while other programs keep the cores busy; see :class:`.Threads`. On the
             CPU, with the patched library.
         mtp_head: False: the trunk (target); True: the MTP block alone, as in upstream.
-        with_mtp: a target with the MTP block, which drafts itself; see :meth:`.Context.draft`.
+        with_mtp: a target with the MTP block, which drafts itself; see :func:`.compute_drafts`.
             Needs the patched library.
         need_embd_pre_norm: keep hidden rows of every token in a tap, on the device that computes
             them; see :meth:`.Context.hidden_rows`. Needs the patched library.

@@ -33,7 +33,7 @@ from ..settings import Sampling
 from . import chat, native, rpc, trial
 from .drafthead import DraftHead, draft_head
 from .modeloptions import Adapters, ModelArguments, ModelOptions, head_arguments, read_adapter
-from .owned import OfThisProcess, Owned
+from .native import OfThisProcess, Owned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's from Python 3.11 on
@@ -148,7 +148,6 @@ class Model(Owned, OfThisProcess):
         self.n_embd = int(self._lib.llama_model_n_embd_out(self._handle))
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self._handle))
         self.n_params = int(self._lib.llama_model_n_params(self._handle))
-        self.size_bytes = int(self._lib.llama_model_size(self._handle))
         self.is_recurrent = bool(
             self._lib.llama_model_is_hybrid(self._handle)
             or self._lib.llama_model_is_recurrent(self._handle)

@@ -22,13 +22,26 @@ import os
 import re
 import threading
 import time
+import weakref
+from _thread import RLock
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..errors import LibraryError
+from ..errors import (
+    DecodeAborted,
+    FatalDecodeError,
+    InsufficientMemoryError,
+    InvalidBatchError,
+    LibraryError,
+    NoKVSlotError,
+    PyllamaMtpError,
+    UsageError,
+)
+
+T = TypeVar("T", bound="Owned")
 
 log = logging.getLogger("pyllama_mtp.llama.native")
 # A library says nothing unless the program asks: configure logging to see llama.cpp's messages.
@@ -257,6 +270,8 @@ def _start(library: Library) -> None:
 #: How long a worker may stay silent after Ctrl-C: it may be about to answer. The next Ctrl-C gives
 #: it up at once.
 PATIENCE_S = 10.0
+#: What is wrong where logits are no numbers.
+NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 #: What llama.cpp and ggml say when they get no memory; ggml's assertions name the pointer.
 _NO_MEMORY = re.compile(r"alloc|memory|mem_buffer|!= NULL|address space")
@@ -337,6 +352,118 @@ def reason(message: Any, otherwise: str = "no reason given") -> str:
 def short_of_memory(reason: str) -> bool:
     """Whether a message of libllama's or of our shim's is about memory."""
     return bool(_NO_MEMORY.search(reason))
+
+
+def decode_error(code: int, message: str) -> PyllamaMtpError:
+    """The exception for a return code of ``llama_decode`` or of our shim (there is no other place).
+
+    Args:
+        code: non-zero; see ``llama_decode`` in llama.h and PYLLAMA_* in pyllama_shim.h.
+        message: the native side's reason, may be empty.
+    """
+    lib = load().lib
+    why = f": {message}" if message else ""
+    if code == 1:
+        return NoKVSlotError(
+            f"no room in the KV cache{why}. Use a longer n_ctx or a shorter prompt.", code
+        )
+    if code == 2:
+        return DecodeAborted("the computation was interrupted", code)
+    if code in (-1, lib.PYLLAMA_BATCH_REFUSED):
+        return InvalidBatchError(f"llama.cpp refused the batch{why}", code)
+    if code == lib.PYLLAMA_FORKED:
+        return UsageError(
+            f"{message}: use n_threads=1, a thread of its own, or start processes with spawn"
+        )
+    ran_out = code in (-2, lib.PYLLAMA_OUT_OF_MEMORY, lib.PYLLAMA_NO_ROOM)
+    if ran_out or (code < -2 and short_of_memory(message)):
+        return InsufficientMemoryError(
+            f"out of memory{why}: use a smaller n_ctx, n_batch, n_ubatch or fewer threads"
+        )
+    return FatalDecodeError(f"decode failed with code {code}{why}", code)
+
+
+# -- owners of native memory: `with`, one process, one thread at a time ----------------------------
+
+
+class Owned:
+    """A context manager that calls :meth:`close`, which may be called more than once."""
+
+    def close(self) -> None:
+        """Free the native memory."""
+        raise NotImplementedError
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):  # Ctrl-C, or the program ends
+            be_patient_no_longer()
+        self.close()
+
+
+class OfThisProcess:
+    """An object that a forked child must not use: the child has its memory, but not its threads.
+
+    Subclasses call :meth:`claim` once, when they are made.
+    """
+
+    def claim(self) -> None:
+        """Have :meth:`disown` called in every child that is forked from now on."""
+        _claimed.add(self)
+
+    def disown(self) -> None:
+        """In a child: forget the native memory, without freeing it."""
+        raise NotImplementedError
+
+
+_claimed: weakref.WeakSet[OfThisProcess] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for one in list(_claimed):
+        one.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+class Exclusive(OfThisProcess, RLock):  # type: ignore[misc]
+    """A lock for ``with`` that refuses a second thread at once, and the same thread within it.
+
+    Ctrl-C may raise between any two lines of Python. So releasing is the base's ``__exit__``, in C,
+    and taking gives the lock back when it is interrupted.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.claim()
+
+    def disown(self) -> None:
+        """The thread that held the lock is not in this process."""
+        self._at_fork_reinit()
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        if self._mine:
+            raise self._refusal()
+        try:
+            if not self.acquire(blocking=False):
+                raise self._refusal()
+        except BaseException:
+            if self._mine:
+                self.release()
+            raise
+        return True
+
+    @property
+    def _mine(self) -> bool:
+        return bool(self._is_owned())
+
+    def _refusal(self) -> UsageError:
+        return UsageError(
+            f"{self._what} is used by two threads at once, or from within its own callback; "
+            "give each thread its own (several may share a model)"
+        )
 
 
 # -- where a variant's libraries lie, and whether they belong to this package ----------------------

@@ -25,23 +25,21 @@ from typing import Any
 import numpy as np
 
 from ..arguments import file_name, whole
+from ..chats.images import IMAGE_MARKER as IMAGE_MARKER
+from ..chats.images import ImageSource, Pixels, pixels_of
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
-from ..imagefile import ImageSource, Pixels, pixels_of
 from ..models.mmproj import PROJECTOR, find_mmproj, read_mmproj
 from ..settings import MOST_THREADS, available_threads
 from . import native, trial
 from .batch import Floats, Ints
 from .model import Model
-from .owned import Exclusive, Owned
+from .native import Exclusive, Owned
 
-#: Stands for an image in a prompt's text.
-IMAGE_MARKER = "<__media__>"
 LIBRARY = "libpyllama-vision.so"
 #: Bytes of encoded images that are kept for prompts to come.
 KEPT_BYTES = 256 << 20
 #: Pixels of all images of a prompt, of which copies are in memory at once.
 MOST_PIXELS = 1 << 27
-MOST_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,16 +129,12 @@ class Vision(Owned):
         model: Model,
         mmproj: str | os.PathLike[str] | None = None,
         *,
-        min_tokens: int | None = None,
-        max_tokens: int | None = None,
         n_threads: int | None = None,
     ) -> None:
         """Load the encoder.
 
         Args:
             mmproj: its file; default: the one beside the model, see :func:`.mmproj.find_mmproj`.
-            min_tokens, max_tokens: of an image, which is scaled accordingly; default: what the file
-                says.
             n_threads: default: one for each CPU core that is available.
 
         Raises:
@@ -159,12 +153,6 @@ class Vision(Owned):
         self.model, self.path = model, Path(file_name("mmproj", mmproj, "an mmproj .gguf file"))
         most = MOST_THREADS, f"from 1 to {MOST_THREADS}"
         self._n_threads = whole("n_threads", n_threads or available_threads(), 1, *most)
-        limits = [
-            -1 if n is None else whole(name, n, 1, MOST_TOKENS, f"from 1 to {MOST_TOKENS}")
-            for name, n in (("min_tokens", min_tokens), ("max_tokens", max_tokens))
-        ]
-        if -1 < limits[1] < limits[0]:
-            raise UsageError(f"max_tokens {limits[1]} is below min_tokens {limits[0]}")
         tower = read_mmproj(self.path)
         self._kind = tower if isinstance(tower, str) else PROJECTOR
         if isinstance(tower, str):
@@ -181,25 +169,26 @@ class Vision(Owned):
         self._message = self._ffi.new("char[1024]")
         self._weights = model.weights.hold()
         try:
-            self._load(limits)
+            self._load()
         except BaseException:
             if self._handle:
                 self.close()
             else:
                 self._weights.release()
             raise
-        identity = f"{self.path.stat().st_size} {limits} {self.model.n_embd_inp}".encode()
+        identity = f"{self.path.stat().st_size} [-1, -1] {self.model.n_embd_inp}".encode()
         self._identity = identity + _head(self.path)
         model.contexts.add(self)
 
     def _refusal(self, why: str) -> ModelFileError:
         return ModelFileError(f"{self.path} is no image encoder for this model: {why}", self.path)
 
-    def _load(self, limits: list[int]) -> None:
+    def _load(self) -> None:
         info, message = self._ffi.new("struct pyllama_vision_info *"), self._message
         native.take_recent_errors()
         path = os.fsencode(self.path)
-        arguments = self.model.handle, self.model.on_gpu, self._n_threads, *limits, info
+        of_the_file = -1, -1  # least and most tokens of an image
+        arguments = self.model.handle, self.model.on_gpu, self._n_threads, *of_the_file, info
         self._handle = self._api.init(path, *arguments, message, len(message)) or None
         native.raise_pending()
         if self._handle is None:

@@ -14,7 +14,7 @@ import pytest
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, UsageError
-from pyllama_mtp.llama.owned import Exclusive
+from pyllama_mtp.llama.native import Exclusive
 
 from ..marks import usual
 

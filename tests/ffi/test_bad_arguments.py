@@ -19,8 +19,9 @@ from pyllama_mtp.errors import (
     UsageError,
 )
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, decode_error
+from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
+from pyllama_mtp.llama.native import decode_error
 
 SMALL = {"n_ctx": 256, "n_batch": 8, "n_ubatch": 8, "n_threads": 1}
 Decode = Callable[..., None]

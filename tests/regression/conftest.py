@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.drafting.head import HeadDrafter
+from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.sequence import Drafts
 
 

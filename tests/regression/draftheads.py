@@ -15,7 +15,7 @@ import numpy as np
 from pyllama_mtp import Generation, Model, Sampling, Session
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import set_draft_head
+from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits, set_draft_head
 
 from ..trimmed import head_rows
 from .support import made_up, scaled, settings
@@ -59,10 +59,10 @@ def drafted(draft: Context, tokens: Sequence[int], drawn: bool, n: int = 1) -> I
     is the best ones, or picked."""
     newest, seqs = np.array(tokens, dtype=np.int32), np.arange(len(tokens), dtype=np.int32)
     if not drawn:
-        return draft.draft(newest, seqs, n)
+        return compute_drafts(draft, newest, seqs, n)
     noise = np.zeros((n, len(tokens), draft.n_head), dtype=np.float32)
     ones = np.ones(len(tokens), dtype=np.float32)
-    return draft.draft(newest, seqs, n, temperatures=ones, noise=noise)
+    return compute_drafts(draft, newest, seqs, n, temperatures=ones, noise=noise)
 
 
 def logits_of(draft: Context, newest: Newest = NEWEST["some"]) -> Floats:
@@ -70,7 +70,7 @@ def logits_of(draft: Context, newest: Newest = NEWEST["some"]) -> Floats:
     found = []
     for tokens in newest:
         drafted(draft, tokens, True)
-        found.append(draft.draft_logits[0].copy())
+        found.append(draft_logits(draft)[0].copy())
     return np.concatenate(found)
 
 

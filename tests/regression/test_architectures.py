@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
-from pyllama_mtp.drafting.head import HeadDrafter
+from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama import native, trial

@@ -18,7 +18,7 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import set_draft_head
+from pyllama_mtp.llama.drafthead import compute_drafts, set_draft_head
 
 from ..marks import usual
 from ..trimmed import head_rows
@@ -145,7 +145,7 @@ def test_sequences_in_one_chain(model: Model, depth: int, n_rs_seq: int) -> None
         before = [state(found, seq).k.tobytes() for seq in range(len(LENGTHS))]
         n_equal, orders = 0, ((0, 1, 2, 3), (3, 1), (2, 0, 3), (1,), (3, 2, 1, 0))
         for order in orders:
-            drafts = found.draft(newest[list(order)], np.array(order, np.int32), depth)
+            drafts = compute_drafts(found, newest[list(order)], np.array(order, np.int32), depth)
             assert drafts.shape == (depth, len(order))
             for i, seq in enumerate(order):
                 n_equal += agree(drafts[:, i].tolist(), alone[seq])
@@ -174,7 +174,7 @@ def test_caches_are_as_before(found: Context, depth: int) -> None:
     drafts = []
     for order in ([0], [1], [0, 1], [1, 0], [0]):
         seqs = np.array(order, dtype=np.int32)
-        drafts.append(found.draft(np.array([7, 9], np.int32)[seqs], seqs, depth))
+        drafts.append(compute_drafts(found, np.array([7, 9], np.int32)[seqs], seqs, depth))
         assert [bytes(found.save_state(seq=seq)) for seq in range(2)] == before
         assert [found.past(seq) for seq in range(2)] == [12, 9]
         assert [found.rewind(seq) for seq in range(2)] == rewinds
@@ -193,13 +193,13 @@ def test_what_the_last_decode_left_is_read_after_a_draft(found: Context) -> None
     found.set_candidates(4)
     found.decode_batch(one_sequence(made_up(found.model, 5, 12), 12, outputs=every(5)))
     wanted = [(found.argmax(row), *map(np.copy, found.candidates(row))) for row in range(5)]
-    found.draft(ONE + 7, ONE, 6, n_candidates=2)
+    compute_drafts(found, ONE + 7, ONE, 6, n_candidates=2)
     for row, (best, ids, values) in enumerate(wanted):
         assert found.argmax(row) == best
         again = [part.tobytes() for part in found.candidates(row)]
         assert again == [ids.tobytes(), values.tobytes()]
     found.set_greedy(False)
-    found.draft(ONE + 7, ONE, 6)
+    compute_drafts(found, ONE + 7, ONE, 6)
     assert [found.argmax(row) for row in range(5)] == [best for best, *_ in wanted]
 
 
@@ -228,7 +228,7 @@ def test_bytes_that_are_copied_out(found: Context) -> None:
     """An id of every draft, and the logits that were asked for."""
     for n, candidates in ((1, 0), (5, 0), (3, 2), (8, 40)):
         before = found.output_bytes
-        found.draft(ONE + 7, ONE, n, n_candidates=candidates)
+        compute_drafts(found, ONE + 7, ONE, n, n_candidates=candidates)
         assert found.output_bytes == before + 4 * n * (1 + candidates)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import compute_drafts, reserve_rounds
 
 from ..marks import usual
 from .support import made_up, scaled
@@ -28,7 +29,7 @@ GRAPHS: dict[str, dict[str, object]] = {
 def a_round(found: Context, depth: int, kept: int = 1) -> None:
     """Draft, verify, go back; of depth 0: a plain step."""
     start, newest = found.n_past, made_up(found.model, 1, found.n_past)
-    drafts = found.draft(newest, ONE, depth)[:, 0] if depth else newest[:0]
+    drafts = compute_drafts(found, newest, ONE, depth)[:, 0] if depth else newest[:0]
     tokens = np.concatenate([newest, drafts])
     found.decode_batch(one_sequence(tokens, start, outputs=every(len(tokens))))
     assert found.remove(start + min(kept, depth + 1))
@@ -75,7 +76,7 @@ def test_other_batches_in_between_build_nothing_again(model: Model) -> None:
         found.decode_batch(one_sequence(made_up(model, 20, 60), seq=1))
         for depth in (3, 0):
             a_round(found, depth)
-        found.draft(np.array([7, 9], np.int32), np.array([0, 1], np.int32), 3)
+        compute_drafts(found, np.array([7, 9], np.int32), np.array([0, 1], np.int32), 3)
         found.decode_batch(one_sequence(made_up(model, 40, 80), 20, seq=1))
         assert n_built(found, lambda: [a_round(found, depth) for depth in (3, 0, 3)]) == 0  # type: ignore[func-returns-value]
 
@@ -87,14 +88,14 @@ def test_what_is_reserved_is_enough(model: Model, n_seqs: int, depth: int) -> No
     for reserved in (True, False):
         with context(model, n_rs_seq=depth, n_seq_max=n_seqs, unified=True) as found:
             if reserved:
-                found.reserve_rounds(n_seqs, range(depth + 1))
+                reserve_rounds(found, n_seqs, range(depth + 1))
             seqs = np.arange(n_seqs, dtype=np.int32)
             for seq in range(n_seqs):
                 found.decode_batch(one_sequence(made_up(model, 40), seq=seq))
             before, start = found.memory(), 40
             while start < 480 // n_seqs:
                 newest = made_up(model, n_seqs, start)
-                drafts = found.draft(newest, seqs, depth)
+                drafts = compute_drafts(found, newest, seqs, depth)
                 tokens = np.concatenate([newest[None], drafts]).T.ravel()
                 positions = np.tile(np.arange(start, start + depth + 1), n_seqs)
                 batch = one_sequence(tokens, outputs=every(len(tokens)))
@@ -117,7 +118,7 @@ def test_contexts_close_without_complaint(model: Model, caplog: pytest.LogCaptur
     for reserved in (False, True):
         with context(model, n_rs_seq=DEPTH) as found:
             if reserved:
-                found.reserve_rounds(1, range(DEPTH + 1))
+                reserve_rounds(found, 1, range(DEPTH + 1))
             found.decode_batch(one_sequence(made_up(model, 30)))
             for depth in (3, 5, 0):
                 a_round(found, depth)

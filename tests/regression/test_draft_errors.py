@@ -19,7 +19,7 @@ from pyllama_mtp.errors import (
 )
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import set_draft_head
+from pyllama_mtp.llama.drafthead import compute_drafts, reserve_rounds, set_draft_head
 
 from ..trimmed import head_rows
 from .support import made_up
@@ -39,13 +39,13 @@ def unharmed(model: Model) -> Iterator[Context]:
         for seq in range(2):
             found.decode_batch(one_sequence(made_up(model, N, 50 * seq), seq=seq))
         before = [bytes(found.save_state(seq=seq)) for seq in range(2)]
-        drafts = found.draft(ints(7, 9), ints(0, 1), 4).tolist()
+        drafts = compute_drafts(found, ints(7, 9), ints(0, 1), 4).tolist()
         yield found
         assert [bytes(found.save_state(seq=seq)) for seq in range(2)] == before
-        assert found.draft(ints(7, 9), ints(0, 1), 4).tolist() == drafts
+        assert compute_drafts(found, ints(7, 9), ints(0, 1), 4).tolist() == drafts
         found.decode_batch(one_sequence(made_up(model, 4, 300), N, outputs=every(4)))
         assert found.remove(N + 1)
-        assert found.draft(ints(7), ints(0), 2).shape == (2, 1)
+        assert compute_drafts(found, ints(7), ints(0), 2).shape == (2, 1)
 
 
 WRONG: dict[str, tuple[Ints, Ints, int]] = {
@@ -68,30 +68,33 @@ WRONG: dict[str, tuple[Ints, Ints, int]] = {
 @pytest.mark.parametrize(("tokens", "seqs", "n"), WRONG.values(), ids=WRONG)
 def test_what_cannot_be_drafted(unharmed: Context, tokens: Ints, seqs: Ints, n: int) -> None:
     with pytest.raises((UsageError, InvalidBatchError), match=r"is empty, or there|it takes one"):
-        unharmed.draft(tokens, seqs, n)
+        compute_drafts(unharmed, tokens, seqs, n)
 
 
 def test_candidates_below_0(unharmed: Context) -> None:
     with pytest.raises(UsageError, match="-1 candidates"):
-        unharmed.draft(ints(7), ints(0), 3, n_candidates=-1)
+        compute_drafts(unharmed, ints(7), ints(0), 3, n_candidates=-1)
 
 
 def test_no_room_in_the_cache(model: Model) -> None:
     """A draft needs cells for as long as it runs."""
     with context(model, n_ctx=256, n_batch=256, n_ubatch=256) as found:
         found.decode_batch(one_sequence(made_up(model, 250)))
-        wanted, before = found.draft(ints(7), ints(0), 6).tolist(), bytes(found.save_state())
+        wanted, before = (
+            compute_drafts(found, ints(7), ints(0), 6).tolist(),
+            bytes(found.save_state()),
+        )
         for n in (7, 60, 2000):
             with pytest.raises(NoKVSlotError, match="no room in the KV cache"):
-                found.draft(ints(7), ints(0), n)
+                compute_drafts(found, ints(7), ints(0), n)
             assert bytes(found.save_state()) == before
-        assert found.draft(ints(7), ints(0), 6).tolist() == wanted
+        assert compute_drafts(found, ints(7), ints(0), 6).tolist() == wanted
         found.decode_batch(one_sequence(made_up(model, 6, 700), 250))
         with pytest.raises(NoKVSlotError):
-            found.draft(ints(7), ints(0), 1)
+            compute_drafts(found, ints(7), ints(0), 1)
         found.clear()
         found.decode_batch(one_sequence(made_up(model, 250)))
-        assert found.draft(ints(7), ints(0), 6).tolist() == wanted
+        assert compute_drafts(found, ints(7), ints(0), 6).tolist() == wanted
 
 
 @pytest.mark.parametrize("mtp_head", [False, True])
@@ -99,9 +102,9 @@ def test_contexts_of_other_kinds(model: Model, mtp_head: bool) -> None:
     """The draft is refused, and the context goes on."""
     with context(model, with_mtp=False, mtp_head=mtp_head) as other:
         with pytest.raises(UsageError, match="context with_mtp"):
-            other.draft(ints(7), ints(0), 3)
+            compute_drafts(other, ints(7), ints(0), 3)
         with pytest.raises(PyllamaMtpError):
-            other.reserve_rounds(1, [3])
+            reserve_rounds(other, 1, [3])
         hidden = np.zeros((3, model.n_embd), dtype=np.float32) if mtp_head else None
         other.decode(made_up(model, 3), 0, every(3), hidden)
         assert other.argmax(2) >= 0
@@ -115,12 +118,12 @@ def test_sequences_with_caches_of_their_own(model: Model) -> None:
         before = bytes(apart.save_state())
         for seqs in (ints(0), ints(0, 1)):
             with pytest.raises(UsageError, match="unified"):
-                apart.draft(seqs + 7, seqs, 3)
+                compute_drafts(apart, seqs + 7, seqs, 3)
         assert bytes(apart.save_state()) == before
         apart.decode_batch(one_sequence(made_up(model, 3), N))
     with context(model, n_seq_max=1, unified=False) as single:
         single.decode_batch(one_sequence(made_up(model, N)))
-        assert single.draft(ints(7), ints(0), 3).shape == (3, 1)
+        assert compute_drafts(single, ints(7), ints(0), 3).shape == (3, 1)
 
 
 def test_hidden_rows_of_outputs_only(model: Model) -> None:
@@ -131,7 +134,7 @@ def test_hidden_rows_of_outputs_only(model: Model) -> None:
         for one in (found, wanted):
             one.decode_batch(one_sequence(made_up(model, N)))
         rows = found.hidden_rows().copy()
-        drafts = [one.draft(ints(7), ints(0), 4).tolist() for one in (found, wanted)]
+        drafts = [compute_drafts(one, ints(7), ints(0), 4).tolist() for one in (found, wanted)]
         assert drafts[0] == drafts[1]
         assert found.hidden_rows().tobytes() == rows.tobytes()
         assert found.argmax(N - 1) == wanted.argmax(N - 1)
@@ -141,10 +144,10 @@ def test_hidden_rows_of_outputs_only(model: Model) -> None:
 def test_what_cannot_be_reserved(model: Model, n_seqs: int, n: int) -> None:
     with context(model) as found:
         with pytest.raises(PyllamaMtpError):
-            found.reserve_rounds(n_seqs, [n])
-        found.reserve_rounds(1, [2])
+            reserve_rounds(found, n_seqs, [n])
+        reserve_rounds(found, 1, [2])
         found.decode_batch(one_sequence(made_up(model, N)))
-        assert found.draft(ints(7), ints(0), 2).shape == (2, 1)
+        assert compute_drafts(found, ints(7), ints(0), 2).shape == (2, 1)
 
 
 def refuses_nan(found: Context) -> None:
@@ -152,7 +155,7 @@ def refuses_nan(found: Context) -> None:
     found.decode_batch(one_sequence(made_up(found.model, 5)))
     for n in (1, 3):
         with pytest.raises(FatalDecodeError, match="the model's logits are NaN"):
-            found.draft(ints(7), ints(0), n)
+            compute_drafts(found, ints(7), ints(0), n)
     assert found.argmax(4) >= 0 and found.n_past == 5
 
 

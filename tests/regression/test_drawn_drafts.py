@@ -16,7 +16,7 @@ from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import set_draft_head
+from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits, set_draft_head
 
 from ..trimmed import head_rows
 from .support import made_up, scaled
@@ -60,8 +60,8 @@ def test_candidates_are_the_best_logits_of_each(
             set_draft_head(one, head_rows(model.info, ids), ids)
         n_compared = 0
         for newest in (7, 9, 11, 13):
-            drafts = one.draft(np.array([newest], np.int32), SEQS[:1], 4, n_candidates)
-            kept, steps = one.draft_logits, wanted.draft(newest, 4, ids=ids)
+            drafts = compute_drafts(one, np.array([newest], np.int32), SEQS[:1], 4, n_candidates)
+            kept, steps = draft_logits(one), wanted.draft(newest, 4, ids=ids)
             assert kept.shape == (4, 1, n_candidates)
             if not agree(drafts[:, 0].tolist(), steps):
                 continue
@@ -79,11 +79,11 @@ def test_candidates_of_several_sequences(found: Context) -> None:
     """Candidates come in the order of the given sequences."""
     alone = []
     for seq in range(3):
-        found.draft(NEWEST[seq : seq + 1], SEQS[seq : seq + 1], 3, n_candidates=8)
-        alone.append(np.sort(found.draft_logits[:, 0]))
+        compute_drafts(found, NEWEST[seq : seq + 1], SEQS[seq : seq + 1], 3, n_candidates=8)
+        alone.append(np.sort(draft_logits(found)[:, 0]))
     for order in ([0, 1, 2], [2, 0], [1, 2, 0]):
-        found.draft(NEWEST[order], SEQS[order], 3, n_candidates=8)
-        kept = found.draft_logits
+        compute_drafts(found, NEWEST[order], SEQS[order], 3, n_candidates=8)
+        kept = draft_logits(found)
         assert kept.shape == (3, len(order), 8)
         for i, seq in enumerate(order):
             # The first step only: rounding may turn a draft, and what follows it.
@@ -95,10 +95,10 @@ def test_candidates_of_several_sequences(found: Context) -> None:
 
 
 def test_no_logits_without_candidates(found: Context) -> None:
-    found.draft(NEWEST, SEQS, 3, n_candidates=8)
-    found.draft(NEWEST, SEQS, 3)
+    compute_drafts(found, NEWEST, SEQS, 3, n_candidates=8)
+    compute_drafts(found, NEWEST, SEQS, 3)
     with pytest.raises(UsageError, match="no logits"):
-        found.draft_logits  # noqa: B018 - raises
+        draft_logits(found)
 
 
 # -- draws -----------------------------------------------------------------------------------------
@@ -116,12 +116,12 @@ def test_the_largest_sum_is_drawn(found: Context, size: int | None) -> None:
     n_equal = n = 0
     for _ in range(10):
         noise = gumbel(rng, 5, 3, len(ids))
-        drawn = found.draft(NEWEST, SEQS, 5, temperatures=temperatures, noise=noise)
-        sums = found.draft_logits / temperatures[:, None] + noise
+        drawn = compute_drafts(found, NEWEST, SEQS, 5, temperatures=temperatures, noise=noise)
+        sums = draft_logits(found) / temperatures[:, None] + noise
         n_equal += int((ids[sums.argmax(axis=-1)] == drawn).sum())
         n += drawn.size
         seen |= {tuple(column) for column in drawn.T.tolist()}
-        again = found.draft(NEWEST, SEQS, 5, temperatures=temperatures, noise=noise)
+        again = compute_drafts(found, NEWEST, SEQS, 5, temperatures=temperatures, noise=noise)
         assert again.tolist() == drawn.tolist()
     assert n_equal >= n - 1, "sums may be as close as rounding once"
     assert len(seen) > 15
@@ -134,8 +134,8 @@ def test_the_next_step_takes_what_was_drawn(model: Model) -> None:
         second = int(np.argsort(best.logits[0])[-2])
         noise = np.zeros((3, 1, model.n_vocab), dtype=np.float32)
         noise[0, 0, second] = 1e4
-        drawn = one.draft(NEWEST[:1], SEQS[:1], 3, temperatures=warm(1.0), noise=noise)
-        logits = one.draft_logits.copy()
+        drawn = compute_drafts(one, NEWEST[:1], SEQS[:1], 3, temperatures=warm(1.0), noise=noise)
+        logits = draft_logits(one).copy()
         assert drawn[0, 0] == second != best.tokens[0]
         assert drawn[1:, 0].tolist() == logits[1:, 0].argmax(axis=-1).tolist()
         size = np.abs(best.logits[0]).max()
@@ -152,8 +152,8 @@ def test_shapes_that_do_not_fit(found: Context) -> None:
     before = bytes(found.save_state())
     for wrong in (noise[:1], noise[:, :2], noise[:, :, :-1], noise[0]):
         with pytest.raises(UsageError, match="noise of shape"):
-            found.draft(NEWEST, SEQS, 2, temperatures=warm(1, 1, 1), noise=wrong)
+            compute_drafts(found, NEWEST, SEQS, 2, temperatures=warm(1, 1, 1), noise=wrong)
     with pytest.raises(UsageError, match="temperatures"):
-        found.draft(NEWEST, SEQS, 2, temperatures=warm(1, 1), noise=noise)
+        compute_drafts(found, NEWEST, SEQS, 2, temperatures=warm(1, 1), noise=noise)
     assert bytes(found.save_state()) == before
-    assert found.draft(NEWEST, SEQS, 2).shape == (2, 3)
+    assert compute_drafts(found, NEWEST, SEQS, 2).shape == (2, 3)

@@ -32,7 +32,7 @@ import sys, numpy as np
 from pathlib import Path
 from pyllama_mtp import Model
 from pyllama_mtp.errors import PyllamaMtpError
-from pyllama_mtp.imagefile import pixels_of
+from pyllama_mtp.chats.images import pixels_of
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 kind, model_path, path, times = sys.argv[1:]
 whole, refused = Path(path).read_bytes(), 0

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session
-from pyllama_mtp.drafting.constraint import Constraint
-from pyllama_mtp.drafting.sampling import Sampler
+from pyllama_mtp.drafting.sampling import Constraint, Sampler
 from pyllama_mtp.errors import UsageError
 
 from ..marks import usual

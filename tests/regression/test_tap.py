@@ -20,6 +20,7 @@ from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import compute_drafts
 
 from ..marks import usual
 from .support import EDGES, N_BATCH, N_UBATCH, scaled
@@ -116,7 +117,7 @@ def test_rows_of_a_context_with_the_block_are_those_of_the_trunk(model: Model, h
     with context(model, with_mtp=True, **given) as target:
         target.decode(tokens[:9], 0, last(9))
         before = target.hidden_rows().copy()
-        target.draft(tokens[9:10], np.zeros(1, dtype=np.int32), 4)
+        compute_drafts(target, tokens[9:10], np.zeros(1, dtype=np.int32), 4)
         assert target.hidden_rows().tobytes() == before.tobytes()
 
 

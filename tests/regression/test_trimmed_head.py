@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Sampling, Session
+from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import set_draft_head, use_own_head
+from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits, set_draft_head, use_own_head
 from pyllama_mtp.memory import resolve, simulate
 from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
 from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_ids
@@ -76,8 +76,10 @@ def candidates_of(draft: Context, n: int) -> list[list[float]]:
     """Logits of the best tokens of some drafts."""
     found = []
     for (newest,) in NEWEST["some"]:
-        draft.draft(np.array([newest], np.int32), np.zeros(1, np.int32), 1, n_candidates=n)
-        found.append(sorted(draft.draft_logits[0, 0].tolist()))
+        compute_drafts(
+            draft, np.array([newest], np.int32), np.zeros(1, np.int32), 1, n_candidates=n
+        )
+        found.append(sorted(draft_logits(draft)[0, 0].tolist()))
     return found
 
 
@@ -221,22 +223,6 @@ def test_the_same_drafts(
         order = np.random.default_rng(4).permutation(len(ids))
         with Model(make(demo_file, ids[order])) as other:
             assert drafting(other, prompts, seen, **options) == wanted
-
-
-def test_several_sequences(
-    demo: Model, trimmed: Model, prompts: list[list[int]], vocab: str
-) -> None:
-    """Drafts of a batch are accepted as often as with a head that is given."""
-    found = []
-    for model, chosen in ((demo, vocab), (trimmed, "auto")):
-        same = settings(2, draft_vocab=chosen, draft_follow=False)
-        with BatchSession(model, same, n_sequences=3) as session:
-            batch = session.generate(prompts[:3], max_tokens=24).run()
-            found.append(
-                [(r.tokens, r.telemetry.drafted, r.telemetry.accepted) for r in batch.results]
-            )
-    assert found[0] == found[1]
-    assert all(sum(accepted) > 0 for *_, accepted in found[0])
 
 
 def test_other_tokens_than_the_files(

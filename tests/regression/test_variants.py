@@ -103,7 +103,7 @@ def test_either_sync_gives_what_upstream_gives(
 #: part of the vocabulary, and with its head in another file.
 LACKING = """
 from pyllama_mtp.errors import PyllamaMtpError
-from pyllama_mtp.llama.drafthead import HeadFile, set_draft_head
+from pyllama_mtp.llama.drafthead import HeadFile, compute_drafts, reserve_rounds, set_draft_head
 
 demo, moe, trimmed, apart = sys.argv[1:5]
 requested = json.loads(sys.argv[5])
@@ -120,8 +120,8 @@ def refused(name, call):
 with Model(demo) as model:
     refused("with_mtp", lambda: Context(model, ContextOptions(**size, with_mtp=True)))
     with Context(model, ContextOptions(**size)) as plain:
-        refused("draft", lambda: plain.draft(one + 7, one, 1))
-        refused("reserve", lambda: plain.reserve_rounds(1, [1]))
+        refused("draft", lambda: compute_drafts(plain, one + 7, one, 1))
+        refused("reserve", lambda: reserve_rounds(plain, 1, [1]))
         plain.decode(np.arange(3, dtype=np.int32), 0, np.ones(3, np.int8))
         said["goes on"] = plain.argmax(2) >= 0
     ids, logits = np.arange(0, 2048, 7, dtype=np.int32), []

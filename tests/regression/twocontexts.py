@@ -16,7 +16,8 @@ from pyllama_mtp import Model, Session
 from pyllama_mtp.llama.batch import Batch, Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions, Node
-from pyllama_mtp.llama.owned import Owned
+from pyllama_mtp.llama.drafthead import compute_drafts
+from pyllama_mtp.llama.native import Owned
 
 from . import kvstate
 from .kvstate import KVState
@@ -94,7 +95,7 @@ def turns(
 
 def drafts_of(found: Context, newest: int, n: int = 5, seq: int = 0) -> list[int]:
     """[n] drafts of one sequence."""
-    drafts = found.draft(np.array([newest], np.int32), np.array([seq], np.int32), n)
+    drafts = compute_drafts(found, np.array([newest], np.int32), np.array([seq], np.int32), n)
     return [int(token) for token in drafts[:, 0]]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp.drafting.acceptance import SyntheticAcceptance, accept_best
-from pyllama_mtp.drafting.head import top_probability
+from pyllama_mtp.drafting.drafter import top_probability
 
 
 class Rows:

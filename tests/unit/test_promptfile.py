@@ -17,7 +17,7 @@ import pytest
 from pyllama_mtp import promptfile
 from pyllama_mtp.checkpoints import Checkpoint
 from pyllama_mtp.errors import DiskFullError, InsufficientMemoryError, PromptFileError, UsageError
-from pyllama_mtp.llama.context import KeptRow
+from pyllama_mtp.llama.batch import KeptRow
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
