@@ -110,10 +110,19 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], name: str = "") -> Iterator[BinaryIO]:
-    """A file to write into, which becomes `path`, or replaces it, when all is written.
+    """A file to write into, which becomes `path`, or replaces it, when all is on the disk; see
+    :func:`complete`, also for the errors."""
+    with complete(path, name) as part, part.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
-    The file has another name beside `path` until it is on the disk. An exception removes it and
-    leaves an existing file as it was. A file that is replaced hands its permissions on.
+
+@contextmanager
+def complete(path: str | os.PathLike[str], name: str = "") -> Iterator[Path]:
+    """A path beside `path` to write to, which becomes `path`, or replaces it, when the block has
+    ended. An exception, Ctrl-C too, removes it and leaves an existing file as it was. A file that
+    is replaced hands its permissions on.
 
     Args:
         name: of the file, for messages, if not `path`.
@@ -126,10 +135,7 @@ def replacing(path: str | os.PathLike[str], name: str = "") -> Iterator[BinaryIO
     try:
         if target.exists() and not target.is_file():
             raise UsageError(f"cannot write {os.fspath(path)}: it exists and is no regular file")
-        with part.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield part
         with suppress(FileNotFoundError):
             shutil.copymode(target, part)
         part.replace(target)
@@ -138,26 +144,6 @@ def replacing(path: str | os.PathLike[str], name: str = "") -> Iterator[BinaryIO
     finally:
         with suppress(OSError):
             part.unlink()
-
-
-@contextmanager
-def complete(target: Path) -> Iterator[Path]:
-    """A path to write to, ``TARGET.<pid>.part``, which becomes `target` when the block has ended.
-
-    For writers that want a path; see :func:`replacing` for those that want a file. Whatever ends
-    the block early, Ctrl-C included, removes it.
-
-    Raises:
-        DiskFullError, UsageError: see :func:`write_error`.
-    """
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        yield part
-        part.replace(target)
-    except OSError as error:
-        raise write_error(error, target) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def append(file: int, data: bytes, path: str | os.PathLike[str]) -> None:

@@ -69,8 +69,8 @@ def quantize_model(
 ) -> Path:
     """Write `source` with its tensors quantized, and return the new file's path.
 
-    The file appears under its name only when it is complete; until then it is ``PATH.<pid>.part``
-    beside it, which is removed on any failure, Ctrl-C included.
+    The file appears under its name only when it is complete; until then it has another name beside
+    it, and is removed on any failure, Ctrl-C included.
 
     Args:
         source: a model in F32, F16 or BF16; of one that is split, the first file.

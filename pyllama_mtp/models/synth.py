@@ -131,8 +131,8 @@ def write_synthetic(
 ) -> Path:
     """Write a synthetic model and return its path.
 
-    The file appears under its name only when it is complete; until then it is ``PATH.<pid>.part``
-    beside it, which is removed on any failure, Ctrl-C included.
+    The file appears under its name only when it is complete; until then it has another name beside
+    it, and is removed on any failure, Ctrl-C included.
 
     Args:
         path: the file to write.
