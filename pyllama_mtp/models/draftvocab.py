@@ -23,10 +23,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, BinaryIO, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
 from ..errors import DraftVocabError, UsageError
 from ..files import write_whole
@@ -44,6 +46,7 @@ _TOKENS, _TYPES, _MERGES = (f"tokenizer.ggml.{name}" for name in ("tokens", "tok
 
 Ids = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
+_Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,6 +288,17 @@ def _given_ids(ids: Sequence[int], n_vocab: int) -> Ids:
     return np.array(ids, dtype=np.int32)
 
 
+class _Record(Struct, kw_only=True):
+    """A file's contents."""
+
+    format: str
+    version: int
+    tokenizer: str
+    source: str = ""
+    ids: Annotated[list[_Whole], Meta(min_length=1)]
+    counts: list[_Whole]
+
+
 def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, source: str) -> None:
     """Write a ranking as JSON, or replace one: as a whole or not at all.
 
@@ -295,15 +309,15 @@ def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, s
         UsageError: `path` is no regular file, or its folder cannot be written.
         DiskFullError: no space, a quota or a size limit.
     """
-    record = {
-        "format": FORMAT,
-        "version": VERSION,
-        "tokenizer": tokenizer.fingerprint,
-        "source": source,
-        "ids": ranking.ids.tolist(),
-        "counts": ranking.counts.tolist(),
-    }
-    write_whole(path, json.dumps(record).encode() + b"\n")
+    record = _Record(
+        format=FORMAT,
+        version=VERSION,
+        tokenizer=tokenizer.fingerprint,
+        source=source,
+        ids=ranking.ids.tolist(),
+        counts=ranking.counts.tolist(),
+    )
+    write_whole(path, json.dumps(msgspec.to_builtins(record)).encode() + b"\n")
 
 
 def load(path: str | os.PathLike[str], tokenizer: Tokenizer) -> Ranking:
@@ -326,35 +340,27 @@ def load(path: str | os.PathLike[str], tokenizer: Tokenizer) -> Ranking:
     if len(text) > limit:
         raise DraftVocabError(f"{path} has more than {limit} bytes, which no ranking has", path)
     try:
-        return _checked(json.loads(text), tokenizer)
+        record = msgspec.convert(json.loads(text), _Record)
     except (RecursionError, ValueError) as error:
-        reason = error if isinstance(error, _Flaw) else "it is not JSON"
-        raise DraftVocabError(f"{path}: {reason}; make it anew", path) from None
+        raise DraftVocabError(f"{path}: {error}; make it anew", path) from None
+    if flaw := _flaw(record, tokenizer):
+        raise DraftVocabError(f"{path}: {flaw}; make it anew", path)
+    return Ranking(np.array(record.ids, dtype=np.int32), np.array(record.counts, dtype=np.int64))
 
 
-class _Flaw(ValueError):
-    """What is wrong with a file's contents."""
-
-
-def _checked(record: Any, tokenizer: Tokenizer) -> Ranking:
-    """The ranking in a parsed file. Raises _Flaw for anything that :func:`save` cannot write."""
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise _Flaw("it is no draft vocabulary")
-    if type(record.get("version")) is not int or record["version"] != VERSION:
-        raise _Flaw(f"format version {record.get('version')!r:.80} is not known; known: {VERSION}")
-    if record.get("tokenizer") != tokenizer.fingerprint:
-        raise _Flaw(
-            f"it was made for the tokenizer {record.get('tokenizer')!r:.80}, this model has "
+def _flaw(record: _Record, tokenizer: Tokenizer) -> str:
+    """What is wrong with a file's contents, beside types; "": nothing."""
+    if record.format != FORMAT:
+        return "it is no draft vocabulary"
+    if record.version != VERSION:
+        return f"format version {record.version} is not known; known: {VERSION}"
+    if record.tokenizer != tokenizer.fingerprint:
+        return (
+            f"it was made for the tokenizer {record.tokenizer!r:.80}, this model has "
             f"{tokenizer.fingerprint!r}"
         )
-    for key in ("ids", "counts"):
-        if not isinstance(record.get(key), list) or {*map(type, record[key])} - {int}:
-            raise _Flaw(f"{key} is no list of whole numbers")
-    ids, counts = record["ids"], record["counts"]
-    if not ids or len(ids) != len(counts):
-        raise _Flaw(f"it has {len(ids)} ids and {len(counts)} counts")
-    if min(ids) < 0 or max(ids) >= tokenizer.n_vocab or len(set(ids)) < len(ids):
-        raise _Flaw(f"an id appears twice or is not in 0 to {tokenizer.n_vocab - 1}")
-    if min(counts) < 0 or max(counts) >= 1 << 63:
-        raise _Flaw("a count is negative or has more than 63 bits")
-    return Ranking(np.array(ids, dtype=np.int32), np.array(counts, dtype=np.int64))
+    if len(record.ids) != len(record.counts):
+        return f"it has {len(record.ids)} ids and {len(record.counts)} counts"
+    if max(record.ids) >= tokenizer.n_vocab or len({*record.ids}) < len(record.ids):
+        return f"an id appears twice or is not in 0 to {tokenizer.n_vocab - 1}"
+    return ""
