@@ -94,25 +94,6 @@ def test_damaged_copy_is_repaired(queue, damage):
     assert contents(dest) == good
 
 
-def test_interrupted_copy_is_completed(queue, monkeypatch):
-    dest = queue.root / "copy"
-    copy, count = shutil.copyfile, iter(range(100))
-
-    def failing(origin, target):
-        if next(count) == 8:
-            raise KeyboardInterrupt
-        copy(origin, target)
-
-    monkeypatch.setattr(shutil, "copyfile", failing)
-    with pytest.raises(KeyboardInterrupt):
-        apply_series(queue.series, queue.tree, dest, "patched")
-    monkeypatch.undo()
-    assert dest.exists()
-    apply_series(queue.series, queue.tree, dest, "patched")
-    assert contents(dest).keys() == contents(queue.tree).keys() | {"src/mtp.cpp"}
-    assert [p.name for p in queue.root.glob(".copy*")] == []
-
-
 def test_no_disk_space_is_told_and_the_next_run_completes(queue, monkeypatch, capsys):
     def full(origin, target):
         raise OSError(errno.ENOSPC, "No space left on device", str(target))
@@ -231,12 +212,6 @@ def test_stamp_depends_on_bytes_names_and_order(queue):
     stamps.add(queue.series.stamp("patched"))
     assert len(stamps) == 5
     assert queue.series.stamp("upstream") == queue.series.stamp("patched")
-
-
-def test_stamp_command(queue, capsys):
-    for variant in ("upstream", "patched"):
-        assert queue.command("stamp", "--variant", variant) == 0
-        assert capsys.readouterr().out == queue.series.stamp(variant) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -99,18 +99,6 @@ def test_a_conflict_stops_it_and_continue_goes_on(project, capsys):
     assert "no bump is under way" in capsys.readouterr().err
 
 
-def test_two_conflicts_are_two_stops(project, capsys):
-    archive = release(project, CONFLICT | {"ggml/src/ggml.c": "int rewritten;\n"})
-    assert bump(project, NEW, "--archive", archive) == 1
-    assert f"conflict: {PATCH_1}\n  ggml/src/ggml.c (hunk 1 of 1)\n" in capsys.readouterr().out
-    (project.work / "ggml/src/ggml.c").write_text("int rewritten;\nint two = 22;\n")
-    assert bump(project, "--continue") == 1
-    assert f"conflict: {PATCH_2}\n  src/llama.cpp (hunk 1 of 1)\n" in capsys.readouterr().out
-    (project.work / "src/llama.cpp").write_text(LIBRARY.replace("return 20", "return 2020"))
-    assert bump(project, "--continue") == 0
-    assert_moved(project, archive)
-
-
 def test_a_patch_that_upstream_took_over_is_dropped(project, capsys):
     taken = fake_sdist.NEEDED["ggml/src/ggml.c"].replace("two = 2", "two = 22")
     archive = release(project, {"ggml/src/ggml.c": "// fixed\n" + taken})
@@ -167,17 +155,6 @@ def test_a_file_that_upstream_moved_is_followed(project):
     archive = release(project, {"src/llama.cpp": None, "src/core.cpp": LIBRARY})
     assert bump(project, NEW, "--archive", archive) == 0
     assert "src/core.cpp" in project.series.patches[1].touched()
-    assert_moved(project, archive)
-
-
-def test_through_pip_the_archive_is_kept_for_the_build(project, monkeypatch):
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    archive = release(project, {}, "index")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(project.root / "index"))
-    assert bump(project, NEW) == 0
-    kept = project.root / "cache" / "pyllama-mtp" / f"llama_cpp_python-{NEW}.tar.gz"
-    assert kept.read_bytes() == Path(archive).read_bytes()
     assert_moved(project, archive)
 
 

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence as Several
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from pyllama_mtp import Answer, Model, scheduler
@@ -21,7 +20,6 @@ from pyllama_mtp.telemetry import BatchTelemetry
 
 from ..marks import usual
 from .support import alone, assert_same_tokens, settings
-from .twocontexts import state
 
 N = 24
 HOW = {
@@ -131,20 +129,6 @@ def test_some_are_drafted_for_and_some_are_not(served: Served, text: list[int], 
     assert served.engine.sequences[1].n_drafted_for == 0
 
 
-def test_prompts_and_rounds_take_turns(demo: Model, text: list[int]) -> None:
-    """A long prompt does not hold up those who have theirs behind them."""
-    served = Served(demo, "chain")
-    short = served.add(text[:20], 60)
-    while not short.answer.tokens:
-        served.loop.step()
-    long = served.add(text[:250])
-    lengths = []
-    while not long.answer.tokens:
-        served.loop.step()
-        lengths.append(len(short.answer.tokens))
-    assert len(set(lengths)) >= 4, "rounds came between the parts of the prompt"
-
-
 @pytest.mark.parametrize("how", ["plain", "chain", "upstream's way"])
 def test_a_part_of_a_prompt_takes_as_long_as_some_rounds(
     demo: Model, text: list[int], gap: float, monkeypatch: pytest.MonkeyPatch, how: str
@@ -196,35 +180,6 @@ def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> Non
     assert first.telemetry.n_cached > 40
     served.answer(text[200:210], 4)
     assert {one.tokens[0] for one in sequences} == {text[0], text[200]}
-
-
-@pytest.mark.parametrize("how", ["chain", "upstream's way"])
-def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
-    demo: Model, text: list[int], how: str
-) -> None:
-    """A prompt that ends at the checkpoint leaves the same row."""
-    rows = []
-    for again in (True, False):
-        served = Served(demo, how, 1)
-        (sequence,) = served.engine.sequences
-        if again:
-            served.answer(text[:70], 9)
-            sequence.begin(make_request(demo, text[:66], Limits(1)))
-            served.engine.enter(sequence)
-        else:
-            sequence.begin(make_request(demo, text[:64], Limits(1)))
-            served.engine.enter(sequence)
-            served.engine.prefill(sequence)
-            served.engine.prefill(sequence)
-        engine = served.engine
-        assert len(sequence.tokens) == 64 == engine.target.past(sequence.id)
-        if engine.head.contexts:
-            assert sequence.n_drafted_for == 64 and sequence.carry is not None
-            rows.append(sequence.carry[0])
-        else:
-            rows.append(state(engine.target).carry)
-    assert np.abs(rows[1]).max() > 0.1
-    np.testing.assert_allclose(rows[0], rows[1], atol=1e-3)
 
 
 def test_a_sequence_that_is_alone_drafts_from_the_text(

@@ -25,7 +25,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.telemetry import PHASES
 
 from ..marks import usual
-from .support import assert_same_tokens, engine_of, greedy, last_logits
+from .support import assert_same_tokens, greedy, last_logits
 from .support import settings as small
 
 Prompts = list[list[int]]
@@ -262,14 +262,6 @@ def test_log_probabilities(demo: Model, prompts: Prompts, depth: int) -> None:
             assert (one.token, one.logprob) == one.top[0], "greedy text"
 
 
-def test_without_drafts_this_once(demo: Model, prompts: Prompts, alone: list[Answer]) -> None:
-    with BatchSession(demo, settings(3), PLACES) as session:
-        plain = session.generate(prompts[:3], max_tokens=20, draft=False).run().telemetry
-        assert not plain.drafted and plain.prompt_sync == "" and plain.time_s["prompt_sync"] == 0
-        got = session.generate(prompts[:3], max_tokens=20, log_pairs=True).run()
-    assert got.telemetry.drafted and all(answer.telemetry.pairs for answer in got.results)
-
-
 def test_prompts_that_are_there_already(demo: Model, prompts: Prompts, tmp_path: Path) -> None:
     """Processed ahead, or restored from the file of a session; a second answer continues one."""
     with Session(demo, settings(3)) as single:
@@ -338,21 +330,6 @@ def test_usable_after_an_interruption(
     with Session(demo, settings(0)) as fresh:
         for prompt, answer in zip(longer, went_on, strict=True):
             assert_same_tokens(demo, prompt, answer.tokens, greedy(fresh, prompt, 24).tokens, gap)
-
-
-def test_a_computation_that_broke_off_leaves_nothing(
-    demo: Model, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The caches are wiped: sequences that are only removed leave their values, NaN maybe."""
-    with BatchSession(demo, settings(3), PLACES) as session:
-        session.generate(prompts[:3], max_tokens=5).run()
-        wiped: list[bool] = []
-        monkeypatch.setattr(Engine, "reset", lambda engine: wiped.append(engine.intact))
-        session.generate(prompts[:3], max_tokens=5).run()
-        assert not wiped
-        engine_of(session).intact = False
-        session.generate(prompts[:3], max_tokens=5).run()
-        assert wiped == [False]
 
 
 @pytest.mark.parametrize("n_sequences", [1, PLACES])

@@ -132,18 +132,6 @@ def test_other_batches_in_between(model: Model) -> None:
                 assert target.argmax(row) == plain.argmax(row) == plain.logits(row).argmax()
 
 
-def test_what_a_decode_left_is_read_after_the_switch(model: Model) -> None:
-    """set_greedy() is about decodes to come; nothing is wrong with the weights."""
-    batch = batch_of(model, REQUESTED["last"])
-    with context(model) as target:
-        wanted = tokens_of(target, batch, greedy=False)
-        target.set_greedy(True)
-        assert [target.argmax(N - 1)] == wanted
-        assert tokens_of(target, batch, greedy=True) == wanted
-        target.set_greedy(False)
-        assert [target.argmax(N - 1)] == wanted
-
-
 # -- equals, and what is no number -----------------------------------------------------------------
 
 

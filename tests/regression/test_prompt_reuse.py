@@ -116,20 +116,6 @@ def test_many_prompts_that_share_parts(
         assert reused >= 6
 
 
-def test_checkpoints_of_a_text_that_is_gone_are_gone(
-    demo: Model, text: list[int], gap: float
-) -> None:
-    """The second prompt leaves the first after 90 tokens, where it had checkpoints at 96 and 97."""
-    with Session(demo, settings(3, checkpoints=10, **EXACT)) as session:
-        run(session, text[:97])
-        second = [*text[:90], *text[110:150]]
-        run(session, second)
-        positions = engine_of(session).sequences[0].checkpoints.positions
-        assert 96 not in positions and 97 not in positions and max(positions) > 97
-        got = check_like_fresh(session, [*second[:100], *text[20:40]], gap)
-        assert 0 < got.telemetry.n_cached <= 90
-
-
 # -- without drafts for a while --------------------------------------------------------------------
 
 
@@ -251,18 +237,6 @@ def test_a_state_without_memory_leaves_both_sessions(
         with pytest.raises(InsufficientMemoryError, match="no memory for a state of"):
             session.copy_from(other)
         assert cached(session) == cached(other) == text[:96]
-
-
-def test_saved_after_an_answer(demo: Model, text: list[int], gap: float, tmp_path: Path) -> None:
-    path = tmp_path / "prompt.bin"
-    with Session(demo, settings(3, **EXACT)) as session:
-        run(session, text[:50])
-        held = list(cached(session))
-        session.save(path)
-    with Session(demo, settings(3, **EXACT)) as session:
-        session.restore(path)
-        got = check_like_fresh(session, [*held, *text[60:80]], gap)
-        assert got.telemetry.n_cached == len(held)
 
 
 def test_what_does_not_fit_is_refused(

@@ -7,28 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.measure.records import read_file
 
 from ..processes import Cli, Program
 
 PROMPT = "def add(a, b):"
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_generate(
-    in_process: Program, demo: Model, two_workers: tuple[str, str], apart: bool
-) -> None:
-    """The head is on the worker of the output layer, or on the other worker."""
-    shares = f"{demo.info.n_layer + 0.5},1.5" if apart else "1,1"
-    done = in_process(
-        *("generate", "--rpc", ",".join(two_workers), "--tensor-split", shares),
-        *("--threads", "1", "--draft-n-max", "3", "--max-tokens", "24", "--stats", PROMPT),
-    )
-    with Session(demo, Settings(n_ctx=256, n_threads=1, draft_n_max=3)) as session:
-        expected = session.generate(PROMPT, max_tokens=24).run().text
-    assert done.stdout.decode() == expected + "\n"
-    assert b"kept in step with every decode" in done.stderr
 
 
 def test_matrix_names_the_workers(

@@ -145,43 +145,6 @@ def test_openai_sends_an_image(seeing: Running, wanted: dict[int, tuple[str, int
         assert usage.prompt_tokens_details.cached_tokens > 20
 
 
-@pytest.mark.long
-def test_langchain_sends_an_image(seeing: Running, wanted: dict[int, tuple[str, int]]) -> None:
-    """As OpenAI's part, and as its own, which it translates."""
-    langchain = pytest.importorskip("langchain_openai")
-    messages = pytest.importorskip("langchain_core.messages")
-    model = langchain.ChatOpenAI(
-        base_url=f"{seeing.url}/v1", api_key="any", model=NAME, temperature=0, max_tokens=12
-    )
-    for seed, expected in wanted.items():
-        words, theirs = question(url(seed))[0]["content"]
-        data = url(seed).partition(",")[2]
-        own = {"type": "image", "base64": data, "mime_type": "image/png"}
-        for part in (theirs, own):
-            ask = [messages.HumanMessage([words, part])]
-            answer = model.invoke(ask)
-            assert (answer.content, answer.usage_metadata["input_tokens"]) == expected
-        assert "".join(chunk.content for chunk in model.stream(ask)) == expected[0]
-
-
-@pytest.mark.long
-def test_litellm_sends_an_image(
-    seeing: Running, wanted: dict[int, tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(os.environ, "LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm")
-    options: Any = {
-        "model": f"openai/{NAME}",
-        "api_base": f"{seeing.url}/v1",
-        "api_key": "any",
-        "max_tokens": 12,
-        "temperature": 0,
-    }
-    for seed, expected in wanted.items():
-        found = litellm.completion(**options, messages=question(url(seed)))
-        assert (found.choices[0].message.content, found.usage.prompt_tokens) == expected
-
-
 # -- recorded --------------------------------------------------------------------------------------
 
 #: As aider sends them (through litellm), and Open WebUI: a chat, its title, a chat with tools.

@@ -40,7 +40,7 @@ class Web(ThreadingHTTPServer):
         self.asked: list[tuple[str, str]] = []
         self.image = base64.b64decode(url(1).partition(",")[2])
         self.ends = threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def port(self) -> int:

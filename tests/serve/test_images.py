@@ -130,20 +130,6 @@ def test_hostile_images_take_no_memory(demo_file: Path, demo: Model, tmp_path: P
         process.wait()
 
 
-def test_an_encoder_of_another_model_stops_nothing(
-    start: Start, demo: Model, demo_file: Path, tmp_path: Path
-) -> None:
-    """Beside the model it is as none: requests with images are refused."""
-    write_synthetic_mmproj(tmp_path / "mmproj.gguf", demo.n_embd_inp + 1)
-    with (
-        Model(shutil.copy(demo_file, tmp_path)) as model,
-        options.open_vision(Namespace(mmproj=None, n_threads=1), model, False) as vision,
-    ):
-        assert vision is None
-        with pytest.raises(openai.BadRequestError, match=r"without an image encoder .*--mmproj"):
-            start(vision=vision).answer(question(url(0)), max_tokens=4)
-
-
 def test_an_encoder_that_only_lies_there_stops_nothing(demo_file: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "mmproj.gguf"
     damaged.write_bytes(b"GGUF")

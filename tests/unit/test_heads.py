@@ -8,7 +8,6 @@ import pytest
 from pyllama_mtp.drafting import headrows
 from pyllama_mtp.drafting.depth import Costs
 from pyllama_mtp.drafting.headrows import Coverage, HeadOption, head_options, read_bytes
-from pyllama_mtp.measure.worth import heads_markdown
 from pyllama_mtp.models.ggufheader import TensorEntry
 from pyllama_mtp.models.modelinfo import GGUFInfo
 
@@ -108,12 +107,3 @@ def test_bytes_that_are_read() -> None:
     assert read_bytes(info) == (2000 + 30 + 100, 5000 + 10)
     info.tied_embeddings, info.n_expert = True, 0
     assert read_bytes(info) == (1000 + 2000 + 30 + 400, 5000 + 40)
-
-
-def test_the_table() -> None:
-    option = HeadOption(32768, 18_874_368, 0.00259, 0.04, 1.358)
-    lines = heads_markdown([option], option).splitlines()
-    assert lines[0].startswith("| draft vocabulary | MB | ms per draft | outside % |")
-    assert lines[2] == "| 32768 | 18.9 | 2.59 | 4.0 | 1.36x |"
-    assert '"auto" has taken 32768 tokens' in lines[-1]
-    assert heads_markdown([], None) == ""

@@ -24,10 +24,6 @@ def each_byte(text: str) -> list[bytes]:
     return [bytes([byte]) for byte in text.encode()]
 
 
-def test_text_comes_at_once() -> None:
-    assert pieces([b"ab", b"c"]) == (["ab", "c", ""], False)
-
-
 @pytest.mark.parametrize("text", ["naïve", "日本語", "a🙂b"])
 def test_a_character_comes_whole(text: str) -> None:
     out, _ = pieces(each_byte(text))
@@ -68,7 +64,3 @@ def test_what_may_become_a_stop_string_is_held_and_then_given() -> None:
 def test_the_first_of_several_stop_strings_counts() -> None:
     assert pieces([b"a##b**c"], ["**", "##"]) == (["a"], True)
     assert pieces([b"xaab"], ["aab", "ab"]) == (["x"], True)
-
-
-def test_empty_stop_strings_are_ignored() -> None:
-    assert pieces([b"ab"], [""]) == (["ab", ""], False)

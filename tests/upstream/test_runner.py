@@ -22,20 +22,6 @@ def outcome(status: str = "pass", reason: str = "", **counts: int) -> Any:
     return runner.Outcome(status, counts, 1.25, reason)
 
 
-def test_counts_results_by_kind_without_colours() -> None:
-    text = (
-        "a \x1b[1;32mPASS\x1b[m \x1b[1;33mSKIP\x1b[m\nb test PASSED\nc OK\nd FAIL\nBYPASS PASSing\n"
-    )
-    assert runner.count(runner.CHECKS, text) == {"PASS": 3, "SKIP": 1, "FAIL": 1}
-    assert runner.count("", text) == {}
-
-
-def test_counts_that_a_program_prints_itself() -> None:
-    case = next(case for case in runner.CASES if case.program == "test-batch-alloc")
-    text = "tests      : 50\nassertions : 327\nfailures   : 0\nother: 3\n"
-    assert runner.count(case.checks, text) == {"tests": 50, "assertions": 327, "failures": 0}
-
-
 @pytest.mark.parametrize(
     ("code", "output", "status"),
     [
@@ -51,10 +37,6 @@ def test_judges_a_run(code: int | None, output: str, status: str) -> None:
     found = runner.judge(CASE, code, output, 2.0)
     assert found.status == status
     assert found.reason == ("" if status == "pass" else output)
-
-
-def test_a_program_without_a_list_of_checks_passes_by_its_exit_code() -> None:
-    assert runner.judge(EXPLAINED, 0, "", 0.1).status == "pass"
 
 
 def test_last_lines_name_no_folder_of_this_machine() -> None:

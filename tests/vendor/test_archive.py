@@ -10,7 +10,7 @@ from pathlib import Path
 import fetch
 import pytest
 import sdist
-from fake_sdist import COMMIT, make_pin, make_sdist
+from fake_sdist import COMMIT
 from sdist import FetchError, read_pin
 
 
@@ -26,15 +26,6 @@ def stub_python(folder: Path, output: str) -> str:
 def no_pip(monkeypatch, tmp_path):
     """Fail the test's download attempts at once."""
     monkeypatch.setattr(sdist.sys, "executable", stub_python(tmp_path, "ERROR: pip was called"))
-
-
-def test_pip_fetches_the_other_package(place, monkeypatch):
-    monkeypatch.setenv("PIP_FIND_LINKS", str(place.archive.parent))
-    archive = place.archive.with_name("xllamacpp-2026.1.77.tar.gz")
-    make_sdist(archive, version="2026.1.77", package="xllamacpp")
-    make_pin(place.pin, archive, "xllamacpp==2026.1.77")
-    assert fetch.ensure_tree(place.dest, None, place.pin).commit == "b77"
-    assert [p.name for p in place.cache.iterdir()] == [archive.name]
 
 
 def test_pip_fetches_verifies_and_caches(place, monkeypatch):
