@@ -1,6 +1,7 @@
 """Fails one allocation of a round after the other; see ``test_round.py``.
 
-Arguments: model file. Prints how many allocations failed, by step of the round.
+Arguments: model file, and by what number fewer allocations fail than in the long test. Prints how
+many failed, by step of the round.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Round:
             n += step
 
 
-def fail_in_verification(model: Model) -> int:
+def fail_in_verification(model: Model, step: int) -> int:
     """A decode that fails leaves a context that refuses what follows."""
     batch = batch_of([7, 8, 9], N)
     n = 0
@@ -116,15 +117,15 @@ def fail_in_verification(model: Model) -> int:
         try:
             context.decode_batch(batch)
         except ContextClosedError:
-            n += 29
+            n += step
         else:
             raise AssertionError(n)
 
 
-def main(path: str) -> None:
+def main(path: str, fewer: int) -> None:
     with Model(path) as model:
         again = Round(model)
-        print("draft, steady", again.fail_everywhere(again.draft, 2))
+        print("draft, steady", again.fail_everywhere(again.draft, 2 * fewer))
         again.context.close()
         for name in ("draft", "reserve"):
             first = Round(model)
@@ -133,10 +134,10 @@ def main(path: str) -> None:
                 first.forget_shapes()
                 return int(getattr(first, name)())
 
-            print(name, "first", first.fail_everywhere(fresh, 5))
+            print(name, "first", first.fail_everywhere(fresh, 5 * fewer))
             first.context.close()
-        print("verify", fail_in_verification(model))
+        print("verify", fail_in_verification(model, 29 * fewer))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -10,6 +10,7 @@ import pytest
 from pyllama_mtp import BatchSession, Model
 from pyllama_mtp.memory import resolve, simulate
 
+from ..marks import usual
 from ..processes import RunPython
 from ..workers import worker
 from .support import assert_same_tokens, computed_by, settings
@@ -33,7 +34,7 @@ found = [a.tokens for a in got.results], got.telemetry.accepted
 """
 
 
-@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+@pytest.mark.parametrize("rollback", usual("snapshot", long=["replay"]))
 def test_upstreams_library(
     run_python: RunPython, demo: Model, demo_file: Path, prompts: Prompts, gap: float, rollback: str
 ) -> None:
@@ -47,7 +48,9 @@ def test_upstreams_library(
     assert accepted[0] == pytest.approx(patched.telemetry.accepted[0], rel=0.05)
 
 
-@pytest.mark.parametrize("options", [{}, {"prompt_sync": "full"}, {"rollback": "replay"}], ids=str)
+@pytest.mark.parametrize(
+    "options", usual({}, long=[{"prompt_sync": "full"}, {"rollback": "replay"}]), ids=str
+)
 def test_on_a_device(
     demo: Model, demo_file: Path, prompts: Prompts, gap: float, options: dict[str, object]
 ) -> None:

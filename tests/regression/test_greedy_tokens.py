@@ -171,7 +171,7 @@ def test_the_best_one_may_be_any_column(odd_file: Path, tmp_path: Path) -> None:
     tokens = np.arange(100, 110, dtype=np.int32)
     with Model(odd_file) as model:
         best = last_token(model, tokens)
-    for column in (0, 1, 15, 16, 17, 2047, 2048, N_VOCAB - 1):
+    for column in (0, 15, 16, 2048, N_VOCAB - 1):
 
         def swap(rows: npt.NDArray[np.float16], column: int = column) -> None:
             rows[[best, column]] = rows[[column, best]]

@@ -189,6 +189,7 @@ def test_a_cache_with_a_window_does_not_go_back_to_what_was_overwritten(
             assert context.remove(200 - context.rewind(1), 1)
 
 
+@pytest.mark.long
 def test_text_is_upstreams(files: dict[str, Path], run_python: RunPython) -> None:
     """Greedy, as upstream's library has it with the same driver."""
     code = """

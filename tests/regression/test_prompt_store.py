@@ -193,6 +193,7 @@ def test_a_conversation_that_comes_back_goes_on(
         assert session.memory()["stored_prompts"] == store.n_bytes
 
 
+@pytest.mark.long
 def test_twenty_conversations_on_four_places(
     demo: Model, texts: list[list[int]], gap: float
 ) -> None:

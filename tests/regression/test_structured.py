@@ -186,9 +186,10 @@ class Masked(Exact):
 LINES, WORDS = r"( self\.[a-z_]+ = [a-z]+\n)+", r"( [a-z]{1,8})* +return"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pattern", "way"),
-    usual((LINES, "drawn drafts"), long=[(LINES, "best drafts"), *((WORDS, way) for way in WAYS)]),
+    [(pattern, way) for pattern in (LINES, WORDS) for way in WAYS],
 )
 def test_frequencies_of_texts_under_a_grammar(demo: Model, pattern: str, way: str) -> None:
     """Some drafts break it, some tokens are forced, and the distribution is the masked one."""

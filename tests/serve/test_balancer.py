@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from ..conftest import ROOT
+from ..marks import usual
 from .conftest import Running, Start
 from .support import QUESTIONS, chat
 
@@ -77,7 +78,9 @@ def _answers(client: httpx.Client, url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
+@pytest.mark.parametrize(
+    "system", usual([{"role": "system", "content": "Be brief."}], long=[[]]), ids=len
+)
 def test_a_conversation_meets_its_cache(ask: Ask, system: list[dict[str, str]]) -> None:
     """All turns go to one server, whose cache has the turns before; conversations are spread."""
     homes = Counter[str]()

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from ..marks import usual
-from ..processes import Program, environment, start
+from ..processes import Cli, environment, start
 
 Process = subprocess.Popen[str]
 Launch = Callable[..., tuple[Process, str]]
@@ -85,8 +85,9 @@ def test_the_second_signal_ends_it_at_once(launch: Launch) -> None:
     stream.close()
 
 
-def test_a_port_that_is_taken_or_not_there(program: Program) -> None:
+def test_a_port_that_is_taken_or_not_there(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        for port, why in ((taken.getsockname()[1], b"--port"), (99999, b"0-65535")):
-            said = program("serve", "--port", port, code=2).stderr
-            assert b"cannot listen at 127.0.0.1:" in said and why in said
+        for port, why in ((taken.getsockname()[1], "--port"), (99999, "0-65535")):
+            done = cli("serve", "--port", port)
+            assert done.code == 2
+            assert "cannot listen at 127.0.0.1:" in done.err and why in done.err

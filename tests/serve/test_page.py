@@ -11,6 +11,7 @@ import pytest
 
 from pyllama_mtp import Model, Sampling
 
+from ..marks import usual
 from .conftest import NAME, Running, Start
 
 QUESTION, KEY = "What is a list?", "secret"
@@ -47,7 +48,7 @@ def say(browser: Any, text: str) -> str:
     return texts(browser, ".figures")[-1]
 
 
-@pytest.mark.parametrize("width", [1000, 360])
+@pytest.mark.parametrize("width", usual(360, long=[1000]))
 def test_a_conversation(
     browser: Any, start: Start, demo: Model, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:

@@ -75,6 +75,7 @@ def test_the_prompts_tokens_are_scored(shared: Running, demo: Model) -> None:
     """Each has the log probability that the text before it gives it, also those in the cache."""
     tokens = demo.tokenize(TEXT)
     assert len(tokens) > 16, "more than one part"
+    rows = [log_softmax(last_logits(demo, tokens[:i])) for i in range(1, len(tokens) + 1)]
     for prompt in (TEXT, tokens):
         shared.complete(tokens[:12], max_tokens=1)
         (choice,) = score(shared, prompt, logprobs=2)
@@ -82,8 +83,7 @@ def test_the_prompts_tokens_are_scored(shared: Running, demo: Model) -> None:
         assert choice["text"].startswith(TEXT) and len(choice["text"]) > len(TEXT)
         assert len(found["tokens"]) == len(tokens) + 1
         assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
-        for i in range(1, len(tokens) + 1):
-            wanted = log_softmax(last_logits(demo, tokens[:i]))
+        for i, wanted in enumerate(rows, start=1):
             token = tokens[i] if i < len(tokens) else int(wanted.argmax())
             assert found["token_logprobs"][i] == pytest.approx(wanted[token], abs=0.02)
             best = max(found["top_logprobs"][i].values())
