@@ -309,7 +309,8 @@ def _read(
         members = {member.filename: member for member in archive.infolist()}
         size = os.fstat(file.fileno()).st_size
         for name, member in members.items():  # before anything takes memory
-            if not member.file_size == member.compress_size < size:
+            stored = member.compress_type == zipfile.ZIP_STORED
+            if not (stored and member.file_size == member.compress_size < size):
                 raise ValueError(f"{name} is not stored as it is")
         if HEADER not in members:
             raise PromptFileError(

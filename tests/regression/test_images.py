@@ -252,7 +252,7 @@ def test_sequences_with_other_images(demo: Model, vision: Vision) -> None:
     assert [answer.tokens for answer in found.results] == alone
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("name", usual("last", "several", long=["first", "middle"]))
 def test_saved_and_restored(demo: Model, vision: Vision, tmp_path: Path, name: str) -> None:
     """A prompt that goes on after the restored images starts behind them, also where the file ends
     with an image; with another image in their place, it starts before it."""

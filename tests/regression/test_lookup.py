@@ -11,6 +11,7 @@ from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.sequence import Sequence
 
+from ..marks import usual
 from .support import (
     Scripted,
     assert_same_tokens,
@@ -103,7 +104,7 @@ def test_drawn_drafts_and_looked_up_ones(demo: Model, repeated: list[int]) -> No
     assert len(run.tokens) == 80 and told.told and told.told_looked_up
 
 
-@pytest.mark.parametrize("n_plain", [1, 5, 33])
+@pytest.mark.parametrize("n_plain", usual(1, 33, long=[5]))
 @pytest.mark.parametrize("then", [(3, 0), (0, 6)])
 def test_drafts_after_plain_rounds(
     demo: Model, text: list[int], n_plain: int, then: tuple[int, int]

@@ -150,18 +150,19 @@ def test_beginnings_are_copied(demo: Model, text: list[int], gap: float) -> None
 # -- texts that have left their places -------------------------------------------------------------
 
 
+QUANTIZED = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+LEFT = [(3, {}), (0, {}), (3, {"prompt_sync": "full"}), (3, QUANTIZED), (3, {"rollback": "replay"})]
+PLACES = ("memory", "files")
+
+
 @pytest.mark.parametrize(
-    ("depth", "options"),
-    [
-        (3, {}),
-        (0, {}),
-        (3, {"prompt_sync": "full"}),
-        (3, {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}),
-        (3, {"rollback": "replay"}),
-    ],
+    ("depth", "options", "where"),
+    usual(
+        *((*case, PLACES[i % 2]) for i, case in enumerate(LEFT)),
+        long=[(*case, PLACES[i % 2 - 1]) for i, case in enumerate(LEFT)],
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("where", ["memory", "files"])
 def test_a_conversation_that_comes_back_goes_on(
     demo: Model,
     texts: list[list[int]],

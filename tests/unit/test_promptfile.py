@@ -110,32 +110,6 @@ def test_images_are_kept(tmp_path: Path) -> None:
     assert back.images == IMAGES
 
 
-def change_header(path: Path, name: str, i: int, changes: dict[str, Any]) -> None:
-    """Change item `i` of a list in a file's header."""
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    header = json.loads(members[HEADER])
-    header[name][i] |= changes
-    members[HEADER] = json.dumps(header).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for member, data in members.items():
-            archive.writestr(member, data)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"start": -1}, {"start": 5}, {"n_tokens": 5}, {"n_tokens": 0}, {"n_positions": 4}),
-        *({"n_positions": 0}, {"last": 2}, {"digest": "-1"}, {"digest": "f" * 31}, {"x": 0}),
-        {"start": 1 << 40},
-    ],
-)
-def test_images_that_cannot_be_there(tmp_path: Path, changes: dict[str, Any]) -> None:
-    path = saved(tmp_path, tokens=SEEN, images=IMAGES)
-    change_header(path, "images", 0, changes)
-    refused(path, "damaged")
-
-
 ROWS = (
     KeptRow(5, np.array([5, 2], np.int32), np.array([2.5, 1.0], np.float32)),
     KeptRow(values=np.arange(7, dtype=np.float32)),
@@ -169,15 +143,6 @@ def test_checkpoints_are_kept(tmp_path: Path) -> None:
     assert [described(one, False) for one in bare.checkpoints] == [
         described(one, False) for one in CHECKPOINTS
     ]
-
-
-@pytest.mark.parametrize(
-    "changes", [{"n_past": 3}, {"n_past": 5}, {"n_state": 4}, {"n_ids": -1}, {"x": 0}], ids=str
-)
-def test_checkpoints_that_cannot_be_there(tmp_path: Path, changes: dict[str, Any]) -> None:
-    path = saved(tmp_path, checkpoints=CHECKPOINTS)
-    change_header(path, "checkpoints", 1, changes)
-    refused(path, "damaged")
 
 
 # --- identity -------------------------------------------------------------------------------------
@@ -232,7 +197,8 @@ def outcome(path: Path) -> bool:
 
 
 def test_a_change_of_any_byte_is_refused_or_harmless(tmp_path: Path) -> None:
-    """Harmless: what an archive has beside its members, such as their times and attributes."""
+    """A bit of each. Harmless: what an archive has beside its members, such as their times and
+    attributes."""
     path = saved(tmp_path)
     data = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
@@ -241,14 +207,12 @@ def test_a_change_of_any_byte_is_refused_or_harmless(tmp_path: Path) -> None:
     inside = {at + i for at, size in zip(places, sizes, strict=True) for i in range(size)}
     refusals = set()
     for position in range(len(data)):
-        for flip in (1, 0x80, 0xFF):
-            changed = bytearray(data)
-            changed[position] ^= flip
-            path.write_bytes(changed)
-            if outcome(path):
-                refusals.add((position, flip))
-    assert {(position, flip) for position in inside for flip in (1, 0x80, 0xFF)} <= refusals
-    assert len(refusals) > 2 * len(data)
+        changed = bytearray(data)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        if outcome(path):
+            refusals.add(position)
+    assert inside <= refusals and len(refusals) > 2 / 3 * len(data)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +290,32 @@ def test_contents_that_make_no_sense(
     assert_same(read(path, IDENTITY), PROMPT)
     forge(path, change)
     refused(path, message)
+
+
+IMPOSSIBLE: dict[tuple[str, int], list[dict[str, Any]]] = {
+    ("images", 0): [
+        *({"start": -1}, {"start": 5}, {"n_tokens": 5}, {"n_tokens": 0}, {"n_positions": 4}),
+        *({"n_positions": 0}, {"last": 2}, {"digest": "-1"}, {"digest": "f" * 31}, {"x": 0}),
+        {"start": 1 << 40},
+    ],
+    ("checkpoints", 1): [{"n_past": 3}, {"n_past": 5}, {"n_state": 4}, {"n_ids": -1}, {"x": 0}],
+}
+
+
+@pytest.mark.parametrize(("name", "i"), IMPOSSIBLE)
+def test_what_cannot_be_there(tmp_path: Path, name: str, i: int) -> None:
+    """An image or a checkpoint of a file is said to be another."""
+    for changes in IMPOSSIBLE[name, i]:
+        path = saved(tmp_path, tokens=SEEN, images=IMAGES, checkpoints=CHECKPOINTS)
+        read(path, IDENTITY)
+
+        def change(members: dict[str, bytes], changes: dict[str, Any] = changes) -> None:
+            fields = json.loads(members[HEADER])
+            fields[name][i] |= changes
+            members[HEADER] = json.dumps(fields).encode()
+
+        forge(path, change)
+        refused(path, "damaged")
 
 
 def test_what_is_compressed_is_refused_before_it_is_taken_apart(tmp_path: Path) -> None:
