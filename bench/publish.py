@@ -68,7 +68,8 @@ SECTIONS = (
             "-p 64 -n 128 --depths 0,1,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 3",
             ("0.8b-q4_k_m", "0.8b-q8_0")),
     Section("contexts", "By length of the context",
-            "-p 512,6k,16k -n 128 --depths 0,3,4,auto --no-ngram --repeat 3", ("0.8b-q4_k_m",)),
+            "--at 1k,4k,16k,32k -p 512 -n 128 --depths 0,3,auto --no-ngram --repeat 2",
+            ("0.8b-q4_k_m",)),
     Section("prompts", "Prompts with MTP and without, and the same library once more",
             "-p 2k -n 8 --depths 0,3 --prompt-step 512 --variants patched,patched:AGAIN=1 "
             "--repeat 3", ("0.8b-q4_k_m", "0.8b-q8_0", "moe-q4_k_m", "moe-q8_0")),

@@ -257,7 +257,7 @@ def _check_threshold(threshold: Any) -> None:
 def matrix(
     model: Model | PathLike | None = None,
     *,
-    sizes: Sequence[int] | int = (512, 1024, 2048),
+    sizes: Sequence[int] | int | None = None,
     depths: Sequence[int | str] | int | str | None = None,
     max_tokens: int = 256,
     repeat: int = 7,
@@ -278,7 +278,7 @@ def matrix(
     Args:
         model: an open model, or a .gguf file, which is loaded and closed again. None: the demo
             model that comes with the package.
-        sizes: prompt sizes in tokens.
+        sizes: prompt sizes in tokens. None: 512, 1024 and 2048; 512 after filled contexts.
         depths: drafts per round; 0 is no MTP, with which the others are compared; "auto" is a depth
             that every sample learns anew. None: 0, 2, 3 and "auto"; 0 for a model without an MTP
             head.
@@ -291,7 +291,8 @@ def matrix(
         text: to cut prompts from; None takes that of Python's standard library.
         classes: kinds of prompts: "text" and "source" are continued; "factual", "thinking", "code"
             and "instruction" are questions in a chat, with text before them to reach the size;
-            "image": text after `image`. None: "text", or "image" if there is one.
+            "image": text after `image`. None: "text", "source" after filled contexts, or "image"
+            if there is one.
         image: what prompts of the class "image" begin with, as :func:`.pixels_of` takes it; its
             tokens are among their size. It is encoded anew for each sample.
         mmproj: the model's image encoder; None: the mmproj*.gguf beside the model.
@@ -330,6 +331,8 @@ def matrix(
     source = source_of_prompts(None if text is None else "text", text)
     picture = None if image is None else Picture.read(image, mmproj)
     file = picture.file if picture else None
+    if sizes is None:
+        sizes = 512 if "n_context" in axes else (512, 1024, 2048)
     plan = make_plan(sizes, chosen, max_tokens, repeat, classes, axes, source, file)
     for name, given, kind in (("settings", settings, Settings), ("sampling", sampling, Sampling)):
         if given is not None and not isinstance(given, kind):

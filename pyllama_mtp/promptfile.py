@@ -439,9 +439,13 @@ def save(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> None:
         ContextClosedError: the context is closed.
         PyllamaMtpError: the file cannot be written; see :func:`write`.
     """
+    _check_processed(engine, sequence)
+    write(path, processed(engine, sequence, identity_of(engine)))
+
+
+def _check_processed(engine: Engine, sequence: Text) -> None:
     if engine.target.handle and not (engine.intact and sequence.tokens):
         raise UsageError("there is no processed prompt to save; process one first")
-    write(path, processed(engine, sequence, identity_of(engine)))
 
 
 def processed(
@@ -486,7 +490,8 @@ def restore(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> int
 
 def copy(source: Engine, engine: Engine) -> int:
     """Put the text of another engine's first sequence into that of `engine`. Raises
-    PromptFileError, InsufficientMemoryError: see :meth:`.Contexts.copy_from`."""
+    PromptFileError, UsageError, InsufficientMemoryError: see :meth:`.Contexts.copy_from`."""
+    _check_processed(source, source.sequences[0])
     identity = identity_of(source)
     _compare("the other session", identity, identity_of(engine))
     found = processed(source, source.sequences[0], identity)

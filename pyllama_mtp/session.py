@@ -343,7 +343,7 @@ class Contexts(Owned):
 
         Raises:
             PromptFileError: a session of another model or settings.
-            UsageError: more tokens than the context has room for.
+            UsageError: it holds nothing, or more tokens than the context has room for.
             InsufficientMemoryError: there is no room for the states.
         """
         with other._engine.alone, self._engine.alone:

@@ -11,7 +11,7 @@ from benchkit.results import project_commit
 from pyllama_mtp import bench
 from pyllama_mtp.files import write_whole
 from pyllama_mtp.measure.figures import OURS, Cell, Figure, Ratio, ratio_to
-from pyllama_mtp.measure.text import to_markdown
+from pyllama_mtp.measure.text import size_name, to_markdown
 
 PREFACE = """# Speed
 
@@ -66,8 +66,9 @@ def words(ratio: Ratio, chosen: str) -> str:
 def ratio_table(cells: Sequence[Cell]) -> str:
     """The ratios of each group of cells, with their intervals, as Markdown."""
 
-    def group(cell: Cell) -> tuple[str, str, int, str]:
-        return cell.model, cell.prompt_class, cell.n_prompt, cell.axis("n_sequences")
+    def group(cell: Cell) -> tuple[str, str, str, str]:
+        size = size_name(cell.n_prompt, cell.n_context)
+        return cell.model, cell.prompt_class, size, cell.axis("n_sequences")
 
     order = list(dict.fromkeys(map(group, cells)))
     rows = []
@@ -92,7 +93,7 @@ def fragment(title: str, records: Path, missing: Sequence[str]) -> str:
     """
     results = bench.read(records)
     state = f" **Not finished: {', '.join(missing)}.**" if missing else ""
-    about = f"Samples: [{records.name}]({records.name}); commit {project_commit()}.{state}"
+    about = f"Samples: {records.name}; commit {project_commit()}.{state}"
     tables = re.sub("^## ", "### ", results.markdown(), flags=re.M)
     return "\n\n".join([f"## {title}", about, ratio_table(results.cells), tables])
 

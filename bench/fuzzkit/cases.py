@@ -20,7 +20,6 @@ from fuzzkit.document import Document, read_document, split
 from fuzzkit.edits import Buffer, Edit, apply
 from fuzzkit.models import Mutator
 from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
-from pyllama_mtp.chats.images import Pixels, pixels_of
 from pyllama_mtp.errors import NoMtpHeadError, PromptFileError
 from pyllama_mtp.llama import trial
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision

@@ -106,8 +106,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parsing.comma_list(partial(parsing.tokens, least=0)),
         metavar="TOKENS,...",
         help="measure the prompt and the answer with so many tokens in the context before them "
-        "(llama-bench's -d), which is filled once per repeat, from one length to the next; it is "
-        f"--axis n-context=... (then --prompt-sizes is one size, by default {FIRST_SIZES[0]})",
+        "(llama-bench's -d), which is filled once per repeat, from one length to the next; "
+        f"--prompt-sizes is then one size (default: {FIRST_SIZES[0]}), and classes are source or "
+        "text (default: source)",
     )
     parsing.add_whole(
         group,
@@ -294,11 +295,10 @@ def _with_defaults(args: argparse.Namespace, first: bool) -> argparse.Namespace:
         usual = None if args.model else FIRST_BUDGET if first else DEMO_BUDGET
         own.budget = args.budget or usual
     own.least_repeats = FIRST_REPEATS if first and args.budget is None else 0
-    own.classes = usual_classes(args.classes, args.image)
+    own.classes = usual_classes(args.classes, args.image, bool(args.at))
     own.axes = [*args.axes, *([("n_context", args.at)] if args.at else [])]
     own.usual_sizes = args.prompt_sizes is None
-    short = first or any(name == "n_context" for name, _ in own.axes)
-    own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if short else SIZES)
+    own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if first or args.at else SIZES)
     if args.max_tokens is None:
         own.max_tokens = FIRST_TOKENS if first else MAX_TOKENS
     return own

@@ -194,4 +194,6 @@ def axis(text: str) -> tuple[str, tuple[Any, ...]]:
     name = name.replace("-", "_")
     if not equals or name not in AXES:
         raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE,...; NAME: {', '.join(AXES)}")
+    if name == "n_context":
+        raise argparse.ArgumentTypeError(f"{text!r}: lengths of the context are given by --at")
     return name, axis_values(name, tuple(axis_value(name, word) for word in words.split(",")))

@@ -101,8 +101,8 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
 
     A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
     MTP is the estimate from the paired ratios, with its interval (see :class:`.Ratio`). Acceptance
-    is accepted / drafted at each position, totals over all samples and sizes, without bounds; see
-    :func:`.shown_rates`.
+    is accepted / drafted, without bounds: at each position, totals over all samples and sizes, see
+    :func:`.shown_rates`; or, where there are filled contexts, of all positions for each length.
     """
     shown = [cell for cell in figures.latest(cells) if cell.samples]
     by_context = (x := along(shown)) == "n_context"
@@ -124,6 +124,13 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
 
 
 def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind, x: str) -> Iterator[Point]:
+    if kind == "acceptance" and x == "n_context":
+        drafted = ((cell, sum(cell.drafted)) for cell in members if cell.n_max)
+        for cell, n in drafted:
+            if n >= LEAST_DRAFTS:
+                rate = sum(cell.accepted) / n
+                yield Point(cell.n_context, rate, rate, rate)
+        return
     if kind == "acceptance":
         rates = shown_rates(cell for cell in members if cell.n_max)
         yield from (Point(n, r, r, r) for n, r in enumerate(rates, start=1) if r is not None)
@@ -212,15 +219,17 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind, warning: str = THEMES["l
     if not shown:
         raise UsageError(f"there is nothing to plot: {why_nothing(cells, kind)}")
     sizes = sorted({point.x for curve in shown for point in curve.points})
-    if kind != "acceptance" and len(sizes) == 1:
+    by_position = kind == "acceptance" and along(cells) == "n_prompt"
+    if not by_position and len(sizes) == 1:
         _draw_bars(axes, shown, f"{_X_WORDS[along(cells)]}: {size_words(sizes[0])} tokens")
     else:
         where = f"{_X_WORDS[along(cells)]} (tokens; evenly spaced)"
-        _draw_curves(axes, shown, sizes, None if kind == "acceptance" else where)
+        _draw_curves(axes, shown, sizes, None if by_position else where)
     _scale_y(axes, shown, kind)
     if said := synthetic_words(cells):
         axes.text(0, 1, said, color=warning, weight="bold", transform=axes.transAxes, va="bottom")
-    title = "\n".join([TITLES[kind], *_caption(cells, kind)])
+    name = TITLES[kind] if by_position or kind != "acceptance" else "Acceptance"
+    title = "\n".join([name, *_caption(cells, kind)])
     axes.set_title(title, loc="left", pad=20 if said else 6)
     columns = max(1, min(4, len(shown), 90 // (max(len(one.label) for one in shown) + 8)))
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=columns)

@@ -248,13 +248,14 @@ def parse_llama_bench(text: str) -> tuple[float, int, int]:
     return speed
 
 
-def parse_timings(response: Any) -> Sample:
+def parse_timings(response: Any, n_context: int = 0) -> Sample:
     """The sample in the `timings` of llama-server's response to a completion.
 
     `predicted_n` counts the first token; `predicted_per_second`, like our speeds, does not.
 
     Raises:
-        OutputError: no timings, or a prompt that was partly taken from the server's cache.
+        OutputError: no timings, or more or less of the prompt was in the server's cache than
+            `n_context` tokens.
     """
     try:
         timings = response["timings"]
@@ -268,8 +269,10 @@ def parse_timings(response: Any) -> Sample:
         raise OutputError(
             f"llama-server's response has no usable timings ({error!r}): {response!r:.200}"
         ) from error
-    if cached:
-        raise OutputError(f"llama-server took {cached} prompt tokens from its cache")
+    if cached != n_context:
+        raise OutputError(
+            f"llama-server took {cached} prompt tokens from its cache, where {n_context} were to be"
+        )
     return made_sample(n_prompt, n_decoded, prefill, decode, accepted)
 
 
@@ -600,7 +603,7 @@ class PeerRunner(SideBySide):
         options = PeerOptions(task.settings, *self._model)
         self._sample = measure(self._peer, options, task, self._picture)
         measured = (self._sample.n_prompt, self._sample.n_generated)
-        wanted = (len(task.prompts[0]), task.max_tokens)
+        wanted = (len(task.prompts[0]) - task.n_context, task.max_tokens)
         if measured != wanted:
             raise OutputError(
                 f"{self._peer.build.program} processed {measured[0]} tokens and generated "
@@ -628,7 +631,8 @@ def measure(
     if peer.build.program == "llama-bench":
         if isinstance(prompt, ImageText):
             raise PeerError("llama-bench takes no images")
-        return _by_llama_bench(peer, options, len(prompt), task.max_tokens - 1)
+        n_prompt = len(prompt) - task.n_context
+        return _by_llama_bench(peer, options, n_prompt, task.max_tokens - 1, task.n_context)
     seed = zlib.crc32(repr(prompt).encode()) % 2**31  # imposes acceptance; differs by text
     n_first = min(WARM_UP_TOKENS, task.max_tokens)
     with LlamaServer(peer.command[0], server_options(options)) as server:
@@ -645,12 +649,20 @@ def measure(
                 server.image_prompt(IMAGE_MARKER + text, images) for text in (shorter, prompt.text)
             )
         server.complete(completion_request(first, n_first, seed))
-        return parse_timings(server.complete(completion_request(whole, task.max_tokens, seed)))
+        request = completion_request(whole, task.max_tokens, seed)
+        if task.n_context:
+            request["cache_prompt"] = True
+            filling = {**request, "prompt": whole[: task.n_context], "n_predict": 0}
+            server.complete(filling)
+        return parse_timings(server.complete(request), task.n_context)
 
 
-def _by_llama_bench(peer: Installed, options: PeerOptions, n_prompt: int, n_decode: int) -> Sample:
-    """`pp`: random tokens, with one row of logits per batch; then, in another process, `tg` at that
-    depth: random tokens without sampling. `n_decode` 0: `pp` only."""
+def _by_llama_bench(
+    peer: Installed, options: PeerOptions, n_prompt: int, n_decode: int, n_context: int
+) -> Sample:
+    """`pp`: random tokens, with one row of logits per batch, after `n_context` of them; then, in
+    another process, `tg` after these and the prompt: random tokens without sampling. `n_decode` 0:
+    `pp` only."""
 
     def run(*test: object) -> tuple[float, int, int]:
         command = [*peer.command, *options.arguments(), *map(str, test), "-r", "1", "-o", "json"]
@@ -661,8 +673,9 @@ def _by_llama_bench(peer: Installed, options: PeerOptions, n_prompt: int, n_deco
             except OutputError as error:
                 raise OutputError(f"{error}; {program.last_words()}") from error
 
-    prefill_tps, n_prompt, _ = run("-p", n_prompt, "-n", 0)
+    filled = ("-d", n_context) if n_context else ()
+    prefill_tps, n_prompt, _ = run("-p", n_prompt, "-n", 0, *filled)
     decode_tps = 0.0
     if n_decode:
-        decode_tps, _, n_decode = run("-p", 0, "-n", n_decode, "-d", n_prompt)
+        decode_tps, _, n_decode = run("-p", 0, "-n", n_decode, "-d", n_context + n_prompt)
     return made_sample(n_prompt, n_decode, prefill_tps, decode_tps)

@@ -196,7 +196,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     def _check_contexts(self) -> None:
         """Refuse what cannot be measured after a context that was filled before."""
         for wrong, why in (
-            (self.peers, "other programs (--peers) are measured with an empty context"),
             ("n_sequences" in self.axes, "several sequences have empty contexts"),
             (len(self.sizes) > 1, "they are measured with one prompt size (-p)"),
             (
@@ -237,7 +236,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
 
     def _peer_variants(self) -> tuple[Variant, ...]:
         """The cells of other programs, which have few of the axes."""
-        among = (*SHARED_AXES, "synthetic_acceptance")
+        among = (*SHARED_AXES, "synthetic_acceptance", "n_context")
         return tuple(
             Variant(depth, chosen, name)
             for name in self.peers
@@ -285,11 +284,12 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         so that no variant gains by being first or by its neighbours. Other programs stay together,
         before or after the libraries. Longer contexts come later.
         """
-        variants, peers = self.variants, self._peer_variants()
-        ours, order = variants[: len(variants) - len(peers)], list[Variant]()
+        variants, order = self.variants, list[Variant]()
+        ours = variants[: len(variants) - len(self._peer_variants())]
         for n_context in self.contexts:
             turned = list[Variant]()
-            for block in (tuple(one for one in ours if one.n_context == n_context), peers):
+            for own in (ours, variants[len(ours) :]):
+                block = tuple(one for one in own if one.n_context == n_context)
                 start = repeat // 2 % len(block) if block else 0
                 turned += block[start:] + block[:start]
             order += turned[::-1] if repeat % 2 else turned
@@ -321,14 +321,16 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         """Rough time of these variants of a group, in tokens of prefill in an empty context.
 
         A decoded token costs about 10 of prefill, and the warm-up processes the prompt once more.
-        Each way to process a text fills a context, from one length to the next.
+        Each way to process a text fills a context, from one length to the next; another program
+        fills one for each sample.
 
         Args:
             doubled: tokens in the context at which a token takes twice as long.
         """
         work, filled = 0.0, dict[Variant, int]()
         for variant in sorted(variants, key=lambda one: one.n_context):
-            n, before = variant.n_context, filled.get(variant.way, 0)
+            n = variant.n_context
+            before = 0 if variant.library in self.peers else filled.get(variant.way, 0)
             filled[variant.way] = n
             work += size + (size + 10 * self.max_tokens) * (1 + n / doubled)
             work += (n - before) * (1 + (n + before) / (2 * doubled))
@@ -427,7 +429,8 @@ def make_plan(
                 "those of Sampling into sampling="
             )
     varied = {name: axis_values(name, given) for name, given in axes.items()}
-    kinds = _several("classes", usual_classes(classes, image), "('text', 'code')")
+    usual = usual_classes(classes, image, "n_context" in axes)
+    kinds = _several("classes", usual, "('text', 'code')")
     for kind in kinds:
         check_class(kind)
     return Plan(
@@ -442,9 +445,12 @@ def make_plan(
     )
 
 
-def usual_classes(given: Any, image: object) -> Any:
-    """The classes that were given; None: text, or the image where there is one."""
-    return (("text",) if image is None else (IMAGE,)) if given is None else given
+def usual_classes(given: Any, image: object, filled: bool) -> Any:
+    """The classes that were given; None: the image where there is one, or text; but for `filled`
+    contexts source, of which there is enough, so that short and long ones hold the same kind."""
+    if given is not None:
+        return given
+    return ("source" if filled else "text",) if image is None else (IMAGE,)
 
 
 def axis_values(name: str, given: Any) -> tuple[Any, ...]:

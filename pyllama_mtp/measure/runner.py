@@ -198,14 +198,7 @@ class Runner:
         """The session that holds the first tokens of the task's prompt, and nothing else."""
         from pyllama_mtp import Session
 
-        heads = (self._model.info.most_drafts or 1) if self._model.has_mtp else 0
-        settings = replace(
-            task.settings,
-            n_ctx=task.n_ctx_filled,
-            draft_n_max=min(task.settings.depth_limit, heads),
-            synthetic_acceptance=None,
-            checkpoints=0,
-        )
+        settings = filling(task.settings, task.n_ctx_filled, self._model)
         way = repr(settings)
         if way not in self._filled:
             self._filled[way] = Session(self._model, settings)
@@ -286,6 +279,19 @@ class Runner:
         self.drop()
         while self._filled:
             self._filled.popitem()[1].close()
+
+
+def filling(settings: Settings, n_ctx: int, model: Model) -> Settings:
+    """Those of the session that fills contexts for samples with these settings: one for all depths
+    above 0."""
+    heads = (model.info.most_drafts or 1) if model.has_mtp else 0
+    return replace(
+        settings,
+        n_ctx=n_ctx,
+        draft_n_max=min(settings.depth_limit, heads),
+        synthetic_acceptance=None,
+        checkpoints=0,
+    )
 
 
 def _warm_up(prompt: list[int] | ImagePrompt, n_tokens: int) -> list[int] | ImagePrompt:

@@ -52,7 +52,7 @@ from pyllama_mtp.measure.records import (
     key_of,
     now,
 )
-from pyllama_mtp.measure.runner import SideBySide, Task
+from pyllama_mtp.measure.runner import SideBySide, Task, filling
 from pyllama_mtp.measure.text import counted
 from pyllama_mtp.memory import HOST, gigabytes, resolve, simulate
 from pyllama_mtp.settings import Sampling, Settings
@@ -225,8 +225,10 @@ class Matrix:
         for group in self.plan.groups():
             if group.size == shortest:
                 self._prompt(group)
-        for variant in self.plan.variants:
-            if variant.n_context < self.plan.contexts[-1]:
+        todo = [one for group in self.plan.groups() for one in self._to_do(group)]
+        longest = max((one.n_context for one in todo), default=0)
+        for variant in dict.fromkeys(todo):
+            if variant.n_context < longest:
                 continue
             settings = self._cell_settings(min(self.plan.sizes), variant)
             try:
@@ -246,22 +248,25 @@ class Matrix:
         plan, longest = self.plan, self.plan.contexts[-1]
         if not (longest and self.n_to_do):
             return ""
-        ways = {one.way: one for one in plan.variants if one.n_context == longest}.values()
+        ours = (one for one in plan.variants if one.library not in plan.peers)
+        ways = {one.way: one for one in ours if one.n_context == longest}.values()
         settings = [self._cell_settings(plan.sizes[0], one) for one in ways]
+        filled = [filling(one, one.n_ctx, self._model) for one in settings]
         with self._model.without_memory() as twin:
-            each = [simulate(twin, resolve(one, twin)) for one in settings]
+            each = [simulate(twin, resolve(one, twin)) for one in (*filled, *settings)]
         needed = []
         for memories in zip(*each, strict=True):
             own = [one.total - one.parts["weights"] for one in memories]
-            total, name, free = sum(own) + max(own), memories[0].name, memories[0].free
+            total = sum(own[: len(filled)]) + max(own[len(filled) :])
+            name, free = memories[0].name, memories[0].free
             if name == HOST:  # a state on its way
                 total += max(sum(one.parts["target_context"] for one in way) for way in each)
             needed.append(f"{gigabytes(total)} of {name}")
             if total > free:
                 raise InsufficientMemoryError(
-                    f"contexts of {longest:,} tokens need {needed[-1]} ({len(own)} that are filled "
-                    f"and one that is measured), and {gigabytes(free)} are available; use shorter "
-                    "ones (--at), a smaller cache type (q8_0, q4_0) or fewer axes"
+                    f"contexts of {longest:,} tokens need {needed[-1]} ({len(filled)} that are "
+                    f"filled and one that is measured), and {gigabytes(free)} are available; use "
+                    "shorter ones (--at), a smaller cache type (q8_0, q4_0) or fewer axes"
                 )
         per_token = self._probe(settings[0])
         work = (plan.work(one.size, self._to_do(one), self._doubled) for one in plan.groups())
@@ -281,7 +286,7 @@ class Matrix:
         with Session(self._model, dataclasses.replace(settings, n_ctx=n_ctx)) as session:
             session.process(prompt[: WARM_UP_TOKENS + 1])
             session.reset()
-            return session.process(prompt[: PROBE_TOKENS + 1]).prefill_s / PROBE_TOKENS
+            return 1 / session.process(prompt[: PROBE_TOKENS + 1]).prefill_tps
 
     # -- order -------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Generation, Model
+from pyllama_mtp.bench import matrix
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.compare import compare
 from pyllama_mtp.measure.page import curves
@@ -35,10 +36,23 @@ def test_a_repeat_goes_on_from_length_to_length() -> None:
     assert orders[2] == [(at, depth) for at in (50, 100) for depth in (2, 3, 0)]
 
 
+def test_other_programs_are_measured_at_every_length() -> None:
+    """And fill a context for every sample."""
+    plan = Plan((24,), (0, 2, "auto"), 9, 2, {"n_context": (100, 50)}, peers=("llama-server",))
+    order = [(v.n_context, v.library, v.depth) for v in plan.order(0)]
+    assert order == [
+        (at, name, depth)
+        for at in (50, 100)
+        for name, depths in (("", (0, 2, "auto")), ("llama-server", (0, 2)))
+        for depth in depths
+    ]
+    theirs = [v for v in plan.variants if v.library]
+    assert plan.work(24, theirs) == sum(2 * (24 + 24 + 90 + at) for at in (50, 100))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"peers": ("llama-bench",)}, "other programs .--peers. are measured with an empty"),
         ({"sizes": (24, 48)}, "one prompt size"),
         ({"classes": ("code",)}, "classes text and source"),
         ({"axes": {**PLAN.axes, "n_sequences": (2,)}}, "several sequences"),
@@ -129,11 +143,20 @@ def test_a_length_that_does_not_fit_is_refused_before_anything_runs(
     assert result.code == 2
     assert "context 5000 + prompt 24 + 6 generated: 5030 tokens exceed the" in result.err
     assert "leave --at out" in cli(*AT, "--profile").err
+    assert "given by --at" in cli(*SMALL, "--axis", "n-context=512").err
     monkeypatch.setattr("pyllama_mtp.memory.available_memory", lambda: 10**7)
     result = cli(*AT)
     assert result.code == 2 and "contexts of 512 tokens need 0.0" in result.err
     assert "(2 that are filled and one that is measured), and 0.01 GB" in result.err
     assert not Path("matrix.jsonl").exists()
+
+
+def test_long_and_short_contexts_hold_the_same_kind_of_text(demo: Model) -> None:
+    """There are few docstrings, so the default is source; of another class, if it is asked for."""
+    few: dict[str, Any] = {"depths": 0, "max_tokens": 2, "repeat": 1, "n_context": (20, 40)}
+    for given, used in ((None, "source"), ("text", "text")):
+        cells = matrix(demo, classes=given, **few).cells
+        assert {(cell.n_prompt, cell.prompt_class) for cell in cells} == {(512, used)}
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -160,6 +183,18 @@ def test_a_plot_goes_along_the_contexts() -> None:
     shorter = [made_cell(0, cells[0].samples, n_prompt=64, axes={"n_context": 1024})]
     names = {one.label for one in curves(cells + shorter, "decode")}
     assert names == {"no-MTP, prompt 512", "MTP 3, prompt 512", "no-MTP, prompt 64"}
+
+
+def test_acceptance_along_the_contexts_is_that_of_all_positions() -> None:
+    counts = {4096: ([30, 20, 10], [25, 15, 5]), 1024: ([40, 40, 40], [30, 20, 10]), 0: ([9], [9])}
+    cells = [
+        made_cell(3, [made_sample(512, 64, 9, 9, drafted=tried, accepted=held)], axes=axes)
+        for axes, (tried, held) in zip(
+            ({"n_context": n} for n in counts), counts.values(), strict=True
+        )
+    ]
+    (rates,) = curves(cells, "acceptance")
+    assert [(p.x, p.y) for p in rates.points] == [(1024, 0.5), (4096, 0.75)], "9 are too few"
 
 
 def test_each_length_is_compared_with_itself() -> None:

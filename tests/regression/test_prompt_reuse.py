@@ -216,6 +216,8 @@ def test_copied_from_another_session(
         Session(demo, settings(after, **EXACT)) as session,
         Session(demo, settings(0 if after else 3, **EXACT)) as different,
     ):
+        with pytest.raises(UsageError, match="no processed prompt"):
+            session.copy_from(other)
         other.process(text[:97])
         run(session, text[120:140])  # something else, to be forgotten
         assert session.copy_from(other) == 96

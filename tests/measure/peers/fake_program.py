@@ -46,6 +46,8 @@ def bench() -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
+    held: list[int] = []  # noqa: RUF012 - replaced, never changed
+
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
 
@@ -95,7 +97,12 @@ class Handler(BaseHTTPRequestHandler):
             n_prompt = len(prompt["prompt_string"]) + n_images * (15 - len(MARKER))
         else:
             n_prompt = len(prompt)
-        found = {"cache_n": 0, "prompt_n": n_prompt, "prompt_per_second": 500.0}
+        n_cached = 0
+        if request["cache_prompt"]:  # goes on from the last prompt, if this one begins with it
+            goes_on = prompt[: len(self.held)] == self.held and MODE != "forgets"
+            n_cached = len(self.held) if goes_on else 0
+            Handler.held = prompt
+        found = {"cache_n": n_cached, "prompt_n": n_prompt - n_cached, "prompt_per_second": 500.0}
         ms = 1e3 * (n - 1) / (50 + 10 * depth)
         rate = 1e3 * n / ms if of_ik else 50.0 + 10 * depth  # ik_llama.cpp's counts the first token
         found |= {"predicted_n": n, "predicted_ms": ms, "predicted_per_second": rate}

@@ -107,6 +107,24 @@ def test_bench_measures_prefill_and_decode_apart(peers: Any) -> None:
     assert value(prefill, "-ngl") == "3"
 
 
+def test_after_a_context(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filled by a completion of no token, or by -d; the prompt's figures are those of the rest."""
+    task = replace(TASK, n_context=60)
+    for name in ("llama-server", "llama-bench"):
+        sample = measured(name, task)
+        assert (sample.n_prompt, sample.n_generated) == (40, 13)
+        assert (sample.prefill_s, sample.decode_tps) == (40 / 500, 50)
+    _, filling, request = peers.log("request")
+    assert (filling["prompt"], filling["n_predict"]) == (TASK.prompts[0][:60], 0)
+    assert request["prompt"] == TASK.prompts[0]
+    prefill, decode = peers.log("arguments")[1:]
+    assert prefill[-10:-4] == ["-p", "40", "-n", "0", "-d", "60"]
+    assert decode[-10:-4] == ["-p", "0", "-n", "12", "-d", "100"]
+    monkeypatch.setenv("FAKE_MODE", "forgets")
+    with pytest.raises(PeerError, match="took 0 prompt tokens from its cache, where 60 were"):
+        measured("llama-server", task)
+
+
 def test_one_token_is_all_prefill(peers: Any) -> None:
     task = replace(TASK, max_tokens=1)
     for name in ("llama-bench", "llama-server"):
