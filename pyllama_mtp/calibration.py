@@ -43,7 +43,7 @@ Value = TypeVar("Value")
 
 #: Seconds to measure rounds of one number of sequences in. On slow machines three depths are
 #: measured, however long they take, and the others interpolated.
-BUDGET_S = 1.5
+BUDGET_S = 3.0
 #: Most rounds of a depth, and tokens before them: fewer than the shortest context has, 256.
 REPEATS, N_PROMPT = 8, 8
 #: What was measured while threads waited this part of the time for a core, or while their number

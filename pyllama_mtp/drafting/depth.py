@@ -159,12 +159,14 @@ def needed_acceptance(wanted: float, depth: int) -> float | None:
 
 #: Rounds after which a time counts for 1/e: for the pace of the machine, and for the correction of
 #: a depth's cost; and the rounds that a measured cost is worth against such corrections.
-PACE_MEMORY, COST_MEMORY, COST_WEIGHT = 4.0, 64.0, 16.0
+PACE_MEMORY, COST_MEMORY, COST_WEIGHT = 4.0, 64.0, 4.0
 #: Natural logarithm; a round that took longer than this above what was expected has stalled.
 STALL = 0.4
-#: Natural logarithms: corrections of a cost, or a machine faster than it was, that contradict the
-#: measurement.
-CONTRADICTION = 0.2
+#: Natural logarithm: the most that one round corrects a cost by, before it is averaged.
+SURPRISE = 0.3
+#: Natural logarithms: corrections of a cost after some rounds, or a machine faster than it was,
+#: that contradict the measurement; a slower one leaves it in doubt.
+CONTRADICTION, SOME_ROUNDS = 0.2, 16
 #: Plain steps that a draft, and a further row of each sequence, take where nothing was measured.
 GUESS = 0.1
 
@@ -179,7 +181,8 @@ class CostModel:
     """Seconds of rounds by number of sequences and depth: measured before, checked as rounds come.
 
     A machine that is busy, or a longer text, slows all rounds: their common pace follows within a
-    few rounds. What a depth costs beside that is corrected slowly.
+    few rounds. What a depth costs beside that is corrected slowly: where memory is slower than it
+    was, passes over few rows take longer, and those over many, which wait for products, do not.
 
     Args:
         limit: greatest depth.
@@ -215,12 +218,22 @@ class CostModel:
         """Of the measured cost of a round, at the pace of the measurement."""
         return math.exp(self._correction(n, depth))
 
+    def doubt(self, depth: int, n: int = 1) -> float:
+        """Natural logarithm: how much faster than :meth:`factor` says a round may be, because the
+        machine is not what it was when costs were measured, and few such rounds were seen since."""
+        _, count = self._off.get((n, depth), (0.0, 0.0))
+        return max(abs(self._pace) - CONTRADICTION, 0.0) * COST_WEIGHT / (count + COST_WEIGHT)
+
     def plain(self, n: int = 1) -> float:
         """Seconds of a plain step now."""
         return self.costs(n).plain * self.factor(0, n) * math.exp(self._pace)
 
     def update(self, n_tried: int, n_drafted: int, total_s: float, n: int = 1) -> None:
-        """Add a round of `n` sequences: drafts computed, drafts verified of each, seconds."""
+        """Add a round of `n` sequences: drafts computed, drafts verified of each, seconds. The
+        first one of a depth does not count: its graphs are built."""
+        if (n, n_drafted) not in self._off:
+            self._off[n, n_drafted] = 0.0, 0.0
+            return
         costs = self.costs(n)
         usual = costs.draft[n_tried] + costs.verify[n_drafted + 1]
         off = math.log(max(total_s, 1e-9) / usual)
@@ -231,7 +244,8 @@ class CostModel:
         self._pace += (off - known - self._pace) / self._paces
         total, count = self._off.get((n, n_drafted), (0.0, 0.0))
         kept = 1.0 - 1.0 / COST_MEMORY
-        self._off[n, n_drafted] = kept * total + off - self._pace, kept * count + 1.0
+        beside = min(max(off - self._pace, -SURPRISE), SURPRISE)
+        self._off[n, n_drafted] = kept * total + beside, kept * count + 1.0
 
     def _correction(self, n: int, depth: int) -> float:
         total, count = self._off.get((n, depth), (0.0, 0.0))
@@ -240,7 +254,7 @@ class CostModel:
     @property
     def contradicted(self) -> bool:
         """Whether rounds have shown that the costs were measured in a bad moment."""
-        seen = [key for key, (_, count) in self._off.items() if count >= COST_WEIGHT]
+        seen = [key for key, (_, count) in self._off.items() if count >= SOME_ROUNDS]
         wrong = any(abs(self._correction(*key)) > CONTRADICTION for key in seen)
         return wrong or (bool(seen) and self._pace < -CONTRADICTION)
 
@@ -253,7 +267,7 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.75, 2.5
 MEMORY = 48.0
 #: The depth changes when staying has cost so many plain steps.
 CHANGE = 0.1
-#: Where plain decoding is the fastest: the part of the time that may be lost by trying drafts.
+#: The part of the time that may be lost by trying other depths than that which seems the fastest.
 SHARE = 0.01
 
 #: For each sequence of a round: how many drafts it could use, and how many of them held.
@@ -311,10 +325,10 @@ class DepthController:
     and times give the same depths.
 
     The depth of the highest expected speed is taken as soon as staying at another one has cost as
-    much as a change. Where that is depth 0, nothing would be learned of drafts any more, so a round
-    with drafts is made whenever SHARE of the time so far covers what it may lose. Drafts that hold
-    lose nothing, so the next such round follows at once, and text that has become predictable is
-    noticed.
+    much as a change. Of other depths nothing would be learned any more. So whenever SHARE of the
+    time so far covers what was lost by it, a round tries one that may be faster for all that is
+    known (:meth:`.CostModel.doubt`), or any drafts where there are none. A round that loses nothing
+    is followed by the next at once, and so text that has become predictable is noticed.
 
     Args:
         limit: greatest depth.
@@ -333,8 +347,8 @@ class DepthController:
         self._has_head, self._measured = has_head, costs is not None
         self._accepted, self._offered = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
         self._uses: dict[int, _Use] = {}
-        self._spare = 0.0  # plain steps that trying drafts may lose; not above 0
-        self._asked, self._tries = 0, False
+        self._spare = 0.0  # plain steps that trying other depths may lose; not above 0
+        self._asked, self._given_up = 0, 0.0  # by a round that tries: tokens per plain step; or 0
 
     @property
     def plain_s(self) -> float | None:
@@ -370,11 +384,22 @@ class DepthController:
         if best == use.depth or use.missed > CHANGE:
             use.depth, use.missed = best, 0.0
         asked = use.depth
-        if asked == 0 < self.limit and self._spare >= 0.0:
-            asked = min(range(1, len(steps)), key=lambda depth: steps[depth] - tokens[depth])
+        if self._spare >= 0.0:
+            asked = self._other(use.depth, steps, tokens, n_sequences)
         self._asked = asked if at_most is None else max(0, min(asked, at_most))
-        self._tries = self._asked > 0 == use.depth
+        self._given_up = 0.0 if self._asked == use.depth else speeds[use.depth]
         return self._asked
+
+    def _other(self, usual: int, steps: Sequence[float], tokens: Sequence[float], n: int) -> int:
+        """A depth that is worth a try; `usual`: there is none."""
+        if usual == 0 < self.limit:
+            return min(range(1, len(steps)), key=lambda depth: steps[depth] - tokens[depth])
+
+        def hoped(depth: int) -> float:
+            return tokens[depth] / steps[depth] * math.exp(self.costs.doubt(depth, n))
+
+        doubted = (depth for depth in range(len(steps)) if self.costs.doubt(depth, n))
+        return max((usual, *doubted), key=hoped)
 
     def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
         """Learn from a round, of the depth chosen last.
@@ -393,9 +418,10 @@ class DepthController:
         self._offered.update(self._asked, n_drafted)
         n_tried = min(n_drafted + 1, self._asked)
         costs = self.costs.costs(n)
-        steps = (costs.draft[n_tried] + costs.verify[n_drafted + 1]) / costs.plain
+        usual = (costs.draft[n_tried] + costs.verify[n_drafted + 1]) / costs.plain
+        steps = min(total_s / self.costs.plain(n), usual * math.exp(STALL))
         n_tokens = 1.0 + sum(n_held for _, n_held in outcomes) / n
-        lost = steps - n_tokens if self._tries else 0.0
+        lost = steps - n_tokens / self._given_up if self._given_up else 0.0
         self._spare = min(0.0, self._spare + SHARE * steps - lost)
         self.costs.update(n_tried, n_drafted, total_s, n)
 

@@ -99,7 +99,7 @@ def share(costs: Costs, rates: Rates, n_tokens: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("n_tokens", "typical", "least"), usual((128, 0.97, 0.92), long=[(448, 0.98, 0.96)])
+    ("n_tokens", "typical", "least"), usual((128, 0.97, 0.92), long=[(448, 0.98, 0.95)])
 )
 def test_as_fast_as_the_best_fixed_depth(n_tokens: int, typical: float, least: float) -> None:
     """Acceptance is learned on the way, from the first token on, and costs are a little wrong."""
@@ -115,6 +115,22 @@ def test_text_that_changes() -> None:
     """Predictable and unpredictable parts of 60 tokens in turns."""
     for costs in TABLES.values():
         assert share(costs, lambda at: (0.95 if at // 60 % 2 else 0.4,) * LIMIT, 448) > 0.93
+
+
+def test_a_memory_that_was_faster_when_costs_were_measured() -> None:
+    """Milliseconds of Q8_0 files: passes over few rows wait for memory, those over many do not."""
+    measured = Costs((0.0, 23.1, 23.1, 33.4, 40.4, 47.7, 52.7, 60.4), (0, 2, 4, 6, 7, 9, 11))
+    true = Costs((0.0, 33.0, 33.0, 37.0, 45.0, 50.0, 56.0, 62.0), measured.draft)
+    for rates in ((0.83, 0.8, 0.8, 0.75, 0.7, 0.7), (0.9,) * LIMIT):
+
+        def total(chooser: int | None, rates: tuple[float, ...] = rates) -> float:
+            found = 0.0
+            for seed in range(12):
+                depths = DepthController(LIMIT, {1: measured}) if chooser is None else chooser
+                found += generate(depths, true, lambda _: rates, 448, seed)
+            return found
+
+        assert min(map(total, range(LIMIT + 1))) > 0.89 * total(None)
 
 
 def one_round(controller: DepthController, costs: Costs, held: float = 1.0, n: int = 1) -> int:
