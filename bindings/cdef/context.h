@@ -50,7 +50,7 @@ uint32_t llama_n_ctx     (const struct llama_context * ctx);
 uint32_t llama_n_batch   (const struct llama_context * ctx);
 uint32_t llama_n_ubatch  (const struct llama_context * ctx);
 uint32_t llama_n_rs_seq  (const struct llama_context * ctx);
-int32_t  llama_n_threads (const struct llama_context * ctx);
+int32_t  llama_n_threads (struct llama_context * ctx);
 void     llama_set_n_threads(struct llama_context * ctx, int32_t n_threads, int32_t n_threads_batch);
 
 llama_memory_t llama_get_memory(const struct llama_context * ctx);

@@ -36,6 +36,7 @@ add_subdirectory(${PYLLAMA_TREE_ggml}/ggml ${CMAKE_BINARY_DIR}/ggml EXCLUDE_FROM
 # Backends are loaded by file name, so they carry no version. A wheel holds no links, so ggml and ggml-base are installed
 # under their SONAME, by which other libraries ask for them.
 set(PYLLAMA_BACKENDS ${GGML_AVAILABLE_BACKENDS})
+pyllama_choose_generations()
 foreach(_target ggml ggml-base)
     set_property(TARGET ${_target} PROPERTY VERSION)
     set_property(TARGET ${_target} PROPERTY PUBLIC_HEADER)

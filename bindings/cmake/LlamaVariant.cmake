@@ -104,6 +104,7 @@ function(llama_variant variant)
     target_compile_features(${_dropin} PRIVATE cxx_std_17)
     target_include_directories(${_dropin} PRIVATE ${PYLLAMA_SHIM_DIR} ${_tree}/include)
     target_compile_definitions(${_dropin} PRIVATE LLAMA_SHARED
+        PYLLAMA_LIBLLAMA="$<$<PLATFORM_ID:Darwin>:@rpath/>$<TARGET_SONAME_FILE_NAME:${_llama}>"
         PYLLAMA_HAS_PATCHES=$<IF:$<STREQUAL:${variant},patched>,true,false>)
     target_link_libraries(${_dropin} PRIVATE ${_llama} ggml ${CMAKE_DL_LIBS})
     target_link_options(${_dropin} PRIVATE $<$<PLATFORM_ID:Linux>:-Wl,--no-as-needed>)

@@ -13,5 +13,5 @@ target_link_libraries(_native PRIVATE shim-patched llama-patched ggml)
 pyllama_sanitize_target(_native)
 # There is no run-time path: native.py loads a variant first, and the loader finds the same SONAMEs in memory. If the
 # extension is imported in another way, it fails, and does not guess. A wheel that travels has a path, for auditwheel.
-set_target_properties(_native PROPERTIES INSTALL_RPATH "$<$<BOOL:${PYLLAMA_CPU_ALL}>:$ORIGIN/lib/patched:$ORIGIN/lib>")
+set_target_properties(_native PROPERTIES INSTALL_RPATH "$<$<BOOL:${PYLLAMA_CPU_ALL}>:${PYLLAMA_ORIGIN}/lib/patched;${PYLLAMA_ORIGIN}/lib>")
 target_link_options(_native PRIVATE $<$<PLATFORM_ID:Linux>:-Wl,--no-as-needed>)

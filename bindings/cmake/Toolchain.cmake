@@ -9,7 +9,8 @@ set(BUILD_SHARED_LIBS ON)
 
 # Libraries find each other relative to themselves, so that an installed tree can be moved.
 set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
-set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/..")
+set(PYLLAMA_ORIGIN $<IF:$<PLATFORM_ID:Darwin>,@loader_path,$ORIGIN>)
+set(CMAKE_INSTALL_RPATH "${PYLLAMA_ORIGIN};${PYLLAMA_ORIGIN}/..")
 
 find_program(PYLLAMA_CCACHE ccache)
 if(PYLLAMA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)

@@ -41,7 +41,7 @@ SAME(sizeof(void *) != 8 || sizeof(llama_perf_context_data) == 48);
 // The function of libllama.so.0 that one of this file stands before.
 template <typename function>
 function * behind(const char * name) {
-    static void * const library = dlopen("libllama.so.0", RTLD_LAZY | RTLD_NOLOAD);
+    static void * const library = dlopen(PYLLAMA_LIBLLAMA, RTLD_LAZY | RTLD_NOLOAD);
     return reinterpret_cast<function *>(dlsym(library, name));
 }
 
@@ -100,7 +100,10 @@ bool is_of_another_version(const llama_context_params & params) {
 
 } // namespace
 
-#define DROPIN(name) __asm__(#name) __attribute__((visibility("default")))
+// The compiler's prefix of C names: none in ELF, _ in Mach-O.
+#define STRING_OF(name)  #name
+#define STRING(name)     STRING_OF(name)
+#define DROPIN(name) __asm__(STRING(__USER_LABEL_PREFIX__) #name) __attribute__((visibility("default")))
 
 extern "C" {
 

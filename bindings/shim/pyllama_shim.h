@@ -13,6 +13,9 @@
 
 #define PYLLAMA_API __attribute__((visibility("default")))
 
+struct llama_mtp_memory;  // llama-mtp.h
+struct llama_mtp_tensor;
+
 #ifdef __cplusplus
 extern "C" {
 #endif

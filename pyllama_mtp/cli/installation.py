@@ -279,4 +279,4 @@ class Libdir:
 
 
 #: The library that such programs load; see ``bindings/shim/dropin.cpp``.
-LIBRARY = "libllama.so"
+LIBRARY = "libllama.dylib" if sys.platform == "darwin" else "libllama.so"

@@ -20,6 +20,7 @@ import logging
 import math
 import os
 import re
+import sys
 import threading
 import time
 import weakref
@@ -174,7 +175,7 @@ class Library:
         backend for each; "" in other builds, or if the system does not say."""
         with contextlib.suppress(OSError):
             maps = Path("/proc/self/maps").read_text(errors="replace")
-            if found := re.search(r"/libggml-cpu-(\w+)\.so$", maps, re.MULTILINE):
+            if found := re.search(r"/libggml-cpu-([\w.]+)\.so$", maps, re.MULTILINE):
                 return found[1]
         return ""
 
@@ -472,7 +473,9 @@ class Exclusive(OfThisProcess, RLock):  # type: ignore[misc]
 #: Names a folder with a variant's libraries, or a variant; the default is "patched".
 ENVIRONMENT_VARIABLE = "PYLLAMA_MTP_LIB"
 VARIANTS = ("patched", "upstream")
-SHIM = "libpyllama-mtp.so"
+#: Of shared libraries. Backends are modules, whose suffix is .so on macOS, too.
+SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+SHIM = f"libpyllama-mtp{SUFFIX}"
 STAMP = re.compile(rb'\{"pyllama_stamp": 1[^{}]*\}')
 
 
@@ -518,10 +521,10 @@ def read_stamp(folder: Path) -> dict[str, Any]:
     """The stamp in the folder's libllama, read from the file's bytes. Raises LibraryError: no
     libllama there, or one without a stamp (not built by this package)."""
     # libllama.so.0 carries the stamp; libllama.so beside it stands in for a link (shim/dropin.cpp).
-    libraries = sorted(folder.glob("libllama.so*"), reverse=True)
+    libraries = sorted(folder.glob("libllama.*"), reverse=True)
     if not libraries:
-        raise LibraryError(f"{folder} holds {SHIM} but no libllama.so*: an incomplete build.")
-    stamp = STAMP.search(libraries[0].read_bytes())
+        raise LibraryError(f"{folder} holds {SHIM} but no libllama{SUFFIX}: an incomplete build.")
+    stamp = next(filter(None, (STAMP.search(path.read_bytes()) for path in libraries)), None)
     if not stamp:
         raise LibraryError(
             f"{libraries[0]} carries no stamp: it was not built by this package. Build one with "
@@ -592,7 +595,7 @@ def locate(library: str | os.PathLike[str] | None = None) -> tuple[Path, dict[st
         raise LibraryError(
             f"the libraries in {folder} were built for CPU features that this machine lacks: "
             f"{', '.join(missing)}. Build them here (`pip install --force-reinstall .`), or build "
-            "a wheel for every x86-64 CPU with `-C cmake.define.PYLLAMA_CPU_ALL=ON`."
+            "for every generation with `-C cmake.define.PYLLAMA_CPU_ALL=ON`."
         )
     return folder, stamp
 

@@ -35,7 +35,7 @@ from .batch import Floats, Ints
 from .model import Model
 from .native import Exclusive, Owned
 
-LIBRARY = "libpyllama-vision.so"
+LIBRARY = f"libpyllama-vision{native.SUFFIX}"
 #: Bytes of encoded images that are kept for prompts to come.
 KEPT_BYTES = 256 << 20
 #: Pixels of all images of a prompt, of which copies are in memory at once.
