@@ -20,7 +20,7 @@ from ..marks import usual
 from .conftest import Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens, is_near_tie
 
-CLIENTS, N = 32, 24
+CLIENTS, N = 32, 48
 #: Every third client hangs up, after so many chunks of an answer that is far from done.
 HANG_UP_AFTER, FAR = 3, 400
 
