@@ -162,7 +162,7 @@ def _round(engine: Engine, sequences: list[Sequence], depth: int) -> tuple[float
 
 
 #: Changes with the meaning of what is kept. And the most files: the oldest make way.
-_FORMAT, MOST_FILES = 1, 200
+_FORMAT, MOST_FILES = 2, 200
 
 #: Environment variables that ggml, its backends and OpenMP read.
 VARIABLES = ("GGML_", "GOMP_", "OMP_", "KMP_", "CUDA_")
