@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyllama_mtp import calibration
-from pyllama_mtp.drafting.depth import Costs
+from pyllama_mtp.drafting.depth import Costs, DepthController, Outcomes, round_time
 from pyllama_mtp.serve import app as app_module
 
 from .conftest import NAME, Running, Start
@@ -214,6 +214,14 @@ def test_metrics_say_how_many_drafts_pay(
     cheap = Costs((0.0, *[1.0] * 7), (0.0, *[0.01] * 6))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "measure_costs", lambda _, n: {1: cheap, 2: dear}[n])
+    learn = DepthController.update
+
+    def update(self: DepthController, n_drafted: int, outcomes: Outcomes, *_: float) -> None:
+        """Rounds that take as long as these costs say."""
+        costs = self.costs.costs(len(outcomes))
+        learn(self, n_drafted, outcomes, costs.draft[n_drafted], round_time(costs, n_drafted))
+
+    monkeypatch.setattr(DepthController, "update", update)
     server = start(n_sequences=2, draft_n_max="auto", ngram=False)
     server.complete(["import os", "def"], max_tokens=30, extra_body={"ignore_eos": True})
     found = figures(server)
