@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PHASES = ("draft", "verify", "sync", "sampling")
 
 
-@contextmanager
-def timed(times: dict[str, float], phase: str) -> Iterator[None]:
-    """Add the seconds of a block to `times[phase]`, whatever ends the block."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        times[phase] += time.perf_counter() - start
+class timed:  # noqa: N801 - used like a function
+    """A block whose seconds are added to `times[phase]`, whatever ends it."""
+
+    __slots__ = ("_began", "_phase", "_times")
+
+    def __init__(self, times: dict[str, float], phase: str) -> None:
+        self._times, self._phase = times, phase
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._times[self._phase] += time.perf_counter() - self._began
 
 
 @dataclass(frozen=True)
