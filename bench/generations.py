@@ -35,10 +35,11 @@ GENERATIONS = {
     "alderlake": ("avx_vnni", "AVX2, VNNI"),
     "haswell": ("avx2", "AVX2"),
     "ivybridge": ("f16c", "AVX, F16C"),
+    "sandybridge": ("avx", "AVX"),
     "sse42": ("sse4_2", "SSE4.2"),
     "x64": ("sse2", "SSE2"),
 }
-MATRIX = "-p 256 -n 48 --depths 0,3 --no-ngram --variants patched,upstream"
+MATRIX = "-p 128 -n 32 --depths 0,3 --no-ngram --variants patched,upstream"
 
 
 def copy_with(name: str, folder: Path) -> Path:
