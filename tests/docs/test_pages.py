@@ -18,7 +18,7 @@ from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -125,7 +125,7 @@ def test_results_are_few_files() -> None:
 def test_the_readme_is_short_and_names_every_page() -> None:
     text = PAGES[0].read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
-    assert all(f"(docs/{page.name})" in text for page in PAGES[1:])
+    assert all(f"({page.relative_to(ROOT)})" in text for page in PAGES[1:])
     assert len(list(commands(PAGES[0]))) >= 5 and len(blocks(PAGES[0], "python")) >= 2
 
 
