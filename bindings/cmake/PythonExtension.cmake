@@ -15,3 +15,17 @@ pyllama_sanitize_target(_native)
 # extension is imported in another way, it fails, and does not guess. A wheel that travels has a path, for auditwheel.
 set_target_properties(_native PROPERTIES INSTALL_RPATH "$<$<BOOL:${PYLLAMA_CPU_ALL}>:${PYLLAMA_ORIGIN}/lib/patched;${PYLLAMA_ORIGIN}/lib>")
 target_link_options(_native PRIVATE $<$<PLATFORM_ID:Linux>:-Wl,--no-as-needed>)
+
+# Debian's headers include a pyconfig.h for the kind of CPU, which is here for this machine's only; to the limited API they
+# are the same.
+if(CMAKE_CROSSCOMPILING)
+    execute_process(COMMAND ${Python_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_config_var('MULTIARCH'))"
+        OUTPUT_VARIABLE _multiarch OUTPUT_STRIP_TRAILING_WHITESPACE)
+    set(_pyconfig python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/pyconfig.h)
+    set(_here ${Python_SABI_INCLUDE_DIRS}/../${_multiarch}/${_pyconfig})
+    set(_headers ${CMAKE_BINARY_DIR}/generated/headers)
+    if(EXISTS "${_here}")
+        file(CONFIGURE OUTPUT ${_headers}/${CMAKE_SYSTEM_PROCESSOR}-linux-gnu/${_pyconfig} CONTENT "#include \"${_here}\"\n")
+        target_include_directories(_native PRIVATE ${_headers})
+    endif()
+endif()

@@ -13,4 +13,5 @@ foreach(_source ${_sources})
 endforeach()
 set_target_properties(vision PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 32 UNITY_BUILD_RELOCATABLE ON
     OUTPUT_NAME pyllama-vision CXX_VISIBILITY_PRESET hidden
+    INSTALL_RPATH "${PYLLAMA_ORIGIN};$<$<BOOL:${PYLLAMA_CPU_ALL}>:${PYLLAMA_ORIGIN}/patched>"  # as of _native
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)

@@ -1,0 +1,127 @@
+"""The build for 64-bit ARM, cross-compiled, passes tests that an emulator runs on two CPUs.
+
+    pytest -m arm_build tests/arm      # 6 minutes of two cores; the second time 2
+
+Needs Debian's g++-aarch64-linux-gnu, qemu-user and apt-get, which fetches a Python for ARM.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "arm"
+TOOLCHAIN = ROOT / "bindings" / "cmake" / "aarch64-linux-gnu.cmake"
+#: The generation that ggml takes for a CPU; "max" has i8mm, the other has not.
+CPUS = {"max": "armv8.6_1", "neoverse-n1": "armv8.2_2"}
+VARIANTS = ("upstream", "patched")
+#: Upstream's bits with all patches off, its text with all of them on; drafts that are rejected.
+CHOSEN = (
+    "tests/ffi/test_declarations.py",
+    "tests/ffi/test_products.py::test_many_columns_together_are_columns_alone[Q4_K-1]",
+    "tests/regression/test_going_back.py::test_each_goes_back_as_far_as_it_likes[demo-order0]",
+    "tests/regression/test_going_back.py::test_by_a_checkpoint_of_its_own[demo]",
+    "tests/regression/test_greedy_parity.py::test_smallest_batches",
+    "tests/regression/test_variants.py::test_same_logits[demo_file]",
+)
+MISSING = [
+    name
+    for name in ("cmake", "ninja", "aarch64-linux-gnu-g++", "qemu-aarch64", "apt-get", "dpkg")
+    if shutil.which(name) is None
+]
+pytestmark = [
+    pytest.mark.arm_build,
+    pytest.mark.skipif(bool(MISSING), reason=f"not here: {', '.join(MISSING)}"),
+]
+
+
+def run(*words: object, **variables: str) -> str:
+    """What a command says, which succeeds."""
+    command, environment = [str(word) for word in words], {**os.environ, **variables}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=FOLDER)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The folder of a Python for ARM, with what the package and its tests import."""
+    root, apt = FOLDER / "root", FOLDER / "apt"
+    if not root.exists():
+        for part in ("state/lists/partial", "cache/archives/partial"):
+            (apt / part).mkdir(parents=True, exist_ok=True)
+        (apt / "status").touch()
+        options = {"Dir::State": f"{apt}/state", "Dir::State::status": f"{apt}/status"}
+        options |= {"Dir::Cache": f"{apt}/cache", "APT::Sandbox::User": ""}
+        options |= {"APT::Architecture": "arm64", "APT::Architectures": "arm64"}
+        lines = (f'{name} "{value}";\n' for name, value in options.items())
+        (apt / "apt.conf").write_text("".join(lines))
+        here = {"APT_CONFIG": str(apt / "apt.conf")}
+        run("apt-get", "-qq", "update", **here)
+        install = ("apt-get", "-qq", "-y", "--no-install-recommends", "--download-only", "install")
+        run(*install, "python3", "libgomp1", "libstdc++6", **here)
+        for package in (apt / "cache" / "archives").glob("*.deb"):
+            run("dpkg", "-x", package, FOLDER / "unpacked")
+        (program,) = (FOLDER / "unpacked" / "usr" / "bin").glob("python3.*[0-9]")
+        needed = [r for r in metadata.requires("pyllama-mtp") or () if "extra ==" not in r]
+        platforms = [f"--platform=manylinux_2_{n}_aarch64" for n in (17, 28)]
+        target = FOLDER / "unpacked" / "usr" / "lib" / "python3" / "dist-packages"
+        install = (sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", *platforms)
+        version = program.name.removeprefix("python")
+        run(*install, f"--python-version={version}", "--target", target, "pytest", *needed)
+        (FOLDER / "unpacked").rename(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def package(python: Path) -> Path:
+    """The package for ARM, where that Python finds it."""
+    build = FOLDER / "build"
+    defines = {
+        "CMAKE_TOOLCHAIN_FILE": TOOLCHAIN,
+        "PYLLAMA_CPU_GENERATIONS": ";".join(CPUS.values()),
+        "CMAKE_CXX_FLAGS_RELEASE": "-O1",
+        "Python_EXECUTABLE": sys.executable,
+    }
+    run("cmake", "-G", "Ninja", "-S", ROOT / "bindings", "-B", build, *(
+        f"-D{name}={value}" for name, value in defines.items()
+    ))  # fmt: skip
+    libraries = [f"{kind}-{variant}" for kind in ("llama", "shim") for variant in VARIANTS]
+    backends = [f"ggml-cpu-{name}" for name in CPUS.values()]
+    run("ninja", "-C", build, "_native", *libraries, *backends)
+    package = python / "usr" / "lib" / "python3" / "dist-packages" / "pyllama_mtp"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "pyllama_mtp", package)
+    for name in ("_native.abi3.so", "generated/build_info.json"):
+        shutil.copy(build / name, package)
+    for variant in VARIANTS:
+        shutil.copytree(build / "lib" / variant, package / "lib" / variant)
+    for path in (*build.rglob("libggml*.so*"),):
+        shutil.copy(path, package / "lib")
+    return package
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_on(cpu: str, python: Path, package: Path, tmp_path: Path) -> None:
+    """Processes that tests start are emulated, too: the name of Python is that of a script."""
+    (program,) = (python / "usr" / "bin").glob("python3.*[0-9]")
+    script = tmp_path / "python"
+    script.write_text(
+        f'#!/bin/sh\nexec qemu-aarch64 -cpu {cpu} -L {python} -0 {script} {program} "$@"\n'
+    )
+    script.chmod(0o755)
+    here = {"PYTHONHOME": str(python / "usr"), "PYTHONDONTWRITEBYTECODE": "1"}
+    code = "from pyllama_mtp.llama import native; print(native.load().cpu_generation())"
+    assert run(script, "-c", code, **here).strip() == CPUS[cpu]
+    shutil.copytree(ROOT / "tests", tmp_path / "tests")
+    options = ("-p", "no:cacheprovider", "--import-mode=importlib", "--durations=20", "--rootdir")
+    said = run(script, "-m", "pytest", *options, tmp_path, *(tmp_path / t for t in CHOSEN), **here)
+    print(said)
+    assert " passed" in said and "skipped" not in said
