@@ -8,9 +8,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import pyllama_mtp
+from pyllama_mtp.llama import native
 
-PACKAGE = pyllama_mtp.llama.native.load().folder.parents[1]
+PACKAGE = native.load().folder.parents[1]
 
 PROGRAM = """
 import sys, pyllama_mtp
