@@ -11,6 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -89,6 +91,7 @@ def package(python: Path) -> Path:
         "PYLLAMA_CPU_GENERATIONS": ";".join(CPUS.values()),
         "CMAKE_CXX_FLAGS_RELEASE": "-O1",
         "Python_EXECUTABLE": sys.executable,
+        "Python_INCLUDE_DIR": sysconfig.get_path("include"),
     }
     run("cmake", "-G", "Ninja", "-S", ROOT / "bindings", "-B", build, *(
         f"-D{name}={value}" for name, value in defines.items()
@@ -108,20 +111,36 @@ def package(python: Path) -> Path:
     return package
 
 
-@pytest.mark.parametrize("cpu", CPUS)
-def test_on(cpu: str, python: Path, package: Path, tmp_path: Path) -> None:
-    """Processes that tests start are emulated, too: the name of Python is that of a script."""
+@pytest.fixture(scope="module")
+def said(python: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What is printed on each CPU, all at once: the generation of the backend, the tests' output.
+
+    Processes that tests start are emulated, too, as the name of Python is that of a script.
+    """
     (program,) = (python / "usr" / "bin").glob("python3.*[0-9]")
-    script = tmp_path / "python"
-    script.write_text(
-        f'#!/bin/sh\nexec qemu-aarch64 -cpu {cpu} -L {python} -0 {script} {program} "$@"\n'
-    )
-    script.chmod(0o755)
-    here = {"PYTHONHOME": str(python / "usr"), "PYTHONDONTWRITEBYTECODE": "1"}
     code = "from pyllama_mtp.llama import native; print(native.load().cpu_generation())"
-    assert run(script, "-c", code, **here).strip() == CPUS[cpu]
-    shutil.copytree(ROOT / "tests", tmp_path / "tests")
-    options = ("-p", "no:cacheprovider", "--import-mode=importlib", "--durations=20", "--rootdir")
-    said = run(script, "-m", "pytest", *options, tmp_path, *(tmp_path / t for t in CHOSEN), **here)
-    print(said)
-    assert " passed" in said and "skipped" not in said
+    here = {"PYTHONHOME": str(python / "usr"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def on(cpu: str) -> str:
+        folder = tmp_path_factory.mktemp(cpu)
+        script = folder / "python"
+        emulator = f"exec qemu-aarch64 -cpu {cpu} -L {python} -0 {script} {program}"
+        script.write_text(f'#!/bin/sh\n{emulator} "$@"\n')
+        script.chmod(0o755)
+        shutil.copytree(ROOT / "tests", folder / "tests")
+        options = ("-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", folder)
+        tests = (folder / name for name in CHOSEN)
+        return run(script, "-c", code, **here) + run(
+            script, "-m", "pytest", "--durations=20", *options, *tests, **here
+        )
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(CPUS, pool.map(on, CPUS), strict=True))
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_on(said: dict[str, str], cpu: str) -> None:
+    generation, _, tests = said[cpu].partition("\n")
+    print(tests)
+    assert generation == CPUS[cpu]
+    assert " passed" in tests and "skipped" not in tests
