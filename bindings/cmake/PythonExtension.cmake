@@ -22,7 +22,7 @@ if(CMAKE_CROSSCOMPILING)
     execute_process(COMMAND ${Python_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_config_var('MULTIARCH'))"
         OUTPUT_VARIABLE _multiarch OUTPUT_STRIP_TRAILING_WHITESPACE)
     set(_pyconfig python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/pyconfig.h)
-    set(_here ${Python_SABI_INCLUDE_DIRS}/../${_multiarch}/${_pyconfig})
+    set(_here ${Python_INCLUDE_DIRS}/../${_multiarch}/${_pyconfig})
     set(_headers ${CMAKE_BINARY_DIR}/generated/headers)
     if(EXISTS "${_here}")
         file(CONFIGURE OUTPUT ${_headers}/${CMAKE_SYSTEM_PROCESSOR}-linux-gnu/${_pyconfig} CONTENT "#include \"${_here}\"\n")

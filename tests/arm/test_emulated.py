@@ -21,8 +21,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "arm"
 TOOLCHAIN = ROOT / "bindings" / "cmake" / "aarch64-linux-gnu.cmake"
-#: The generation that ggml takes for a CPU; "max" has i8mm, the other has not.
-CPUS = {"max": "armv8.6_1", "neoverse-n1": "armv8.2_2"}
+#: The generation that ggml takes for a CPU. The first has i8mm, the other has not; vectors of SVE have
+#: 128 bits, as on Neoverse V2.
+CPUS = {"max,sve-max-vq=1": "armv8.6_1", "neoverse-n1": "armv8.2_2"}
 VARIANTS = ("upstream", "patched")
 #: Upstream's bits with all patches off, its text with all of them on; drafts that are rejected.
 CHOSEN = (
@@ -106,7 +107,7 @@ def package(python: Path) -> Path:
         shutil.copy(build / name, package)
     for variant in VARIANTS:
         shutil.copytree(build / "lib" / variant, package / "lib" / variant)
-    for path in (*build.rglob("libggml*.so*"),):
+    for path in build.rglob("libggml*.so*"):
         shutil.copy(path, package / "lib")
     return package
 
@@ -122,7 +123,7 @@ def said(python: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) 
     here = {"PYTHONHOME": str(python / "usr"), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def on(cpu: str) -> str:
-        folder = tmp_path_factory.mktemp(cpu)
+        folder = tmp_path_factory.mktemp(CPUS[cpu])
         script = folder / "python"
         emulator = f"exec qemu-aarch64 -cpu {cpu} -L {python} -0 {script} {program}"
         script.write_text(f'#!/bin/sh\n{emulator} "$@"\n')
