@@ -21,8 +21,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "arm"
 TOOLCHAIN = ROOT / "bindings" / "cmake" / "aarch64-linux-gnu.cmake"
-#: The generation that ggml takes for a CPU. The first has i8mm, the other has not; vectors of SVE have
-#: 128 bits, as on Neoverse V2.
+#: The generation that ggml takes for a CPU. The first has i8mm and, as Neoverse V2, SVE of 128 bits;
+#: the other has neither.
 CPUS = {"max,sve-max-vq=1": "armv8.6_1", "neoverse-n1": "armv8.2_2"}
 VARIANTS = ("upstream", "patched")
 #: Upstream's bits with all patches off, its text with all of them on; drafts that are rejected.
