@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "arm"
 TOOLCHAIN = ROOT / "bindings" / "cmake" / "aarch64-linux-gnu.cmake"
-#: The generation that ggml takes for a CPU. The first has i8mm and, as Neoverse V2, SVE of 128 bits;
+#: The generation that ggml takes for a CPU. The first has i8mm and SVE of 128 bits (Neoverse V2);
 #: the other has neither.
 CPUS = {"max,sve-max-vq=1": "armv8.6_1", "neoverse-n1": "armv8.2_2"}
 VARIANTS = ("upstream", "patched")
