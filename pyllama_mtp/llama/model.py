@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -243,7 +244,8 @@ class Model(Owned, OfThisProcess):
         it. So with the patched library on an x86 CPU without AMX, for architectures checked in
         depth."""
         types = [8, *(n for n, (name, *_) in TENSOR_TYPES.items() if name in self.adapters.types)]
-        fast = all(map(self._library.few_columns, types))
+        x86 = platform.machine() in ("x86_64", "AMD64")  # ARM has the products, not the attention
+        fast = x86 and all(map(self._library.few_columns, types))
         return fast and self.info.validated and not (self.on_gpu or self._library.has_amx)
 
     def _connect(self) -> list[Any]:
