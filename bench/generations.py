@@ -66,7 +66,7 @@ def row(name: str, at: Path, args: argparse.Namespace) -> list[str]:
     figures = []
     for depth, figure in ((0, "prefill_tps"), (0, "decode_tps"), (3, "decode_tps")):
         ours, upstream = cells["patched", depth], cells["upstream", depth]
-        ratio = ratio_to(ours, upstream, "prefill" if figure == "prefill_tps" else "decode")
+        ratio = ratio_to(ours, upstream, figure)
         figures += [f"{getattr(ours, figure):.1f}", f"{ratio.value:.2f}" if ratio else "-"]
     return [name, GENERATIONS[name][1], *figures]
 
