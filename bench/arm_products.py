@@ -21,10 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 TYPES = ("Q8_0", "Q4_K", "Q6_K", "Q5_K", "Q4_0", "IQ4_XS")
 #: -march by what a CPU has, and llvm-mca's names of CPUs.
-BUILDS = {
-    "armv8.2-a+dotprod": ("neoverse-n1", "apple-m1"),
-    "armv8.2-a+dotprod+i8mm": ("neoverse-n2", "neoverse-v2"),
-}
+BUILDS = {"armv8.2-a+dotprod+i8mm": ("neoverse-n2", "neoverse-v2")}
 C_FILES = ("ggml.c", "ggml-quants.c", "ggml-cpu/quants.c", "ggml-cpu/arch/arm/quants.c")
 CPP_FILES = ("ggml-threading.cpp", "ggml-cpu/arch/arm/repack.cpp", "ggml-cpu/small-batch.cpp")
 #: Kernel and its number of columns.

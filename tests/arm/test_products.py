@@ -18,7 +18,7 @@ ROOT = HERE.parents[1]
 FILES = ("ggml.c", "ggml-quants.c", "ggml-threading.cpp", "ggml-cpu/quants.c")
 KERNELS = ("ggml-cpu/arch/arm/quants.c", "ggml-cpu/small-batch.cpp")
 TYPES = ("Q8_0", "Q4_K", "Q6_K", "Q5_K", "Q4_0", "IQ4_XS")
-#: -march, and which CPU qemu is: the first has no i8mm, the last neither that nor dotprod.
+#: -march, and which CPU qemu is: the second has i8mm, the last neither that nor dotprod.
 DOTPROD = ("armv8.2-a+dotprod", "neoverse-n1")
 I8MM = ("armv8.2-a+dotprod+i8mm", "max")
 BASELINE = ("armv8-a", "cortex-a72")
@@ -78,7 +78,7 @@ def compiled(tree: Path, file: Path, march: str) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(tree: Path, rest_of_ggml: list[Path]) -> dict[tuple[str, str], dict[str, list[str]]]:
-    """For each CPU and type: the largest error, whether bits were the same, a digest of them."""
+    """For each CPU and type: the largest error, and whether bits were the same."""
     printed = {}
     for march, cpu in (DOTPROD, I8MM, BASELINE):
         files = [tree / "ggml" / "src" / name for name in KERNELS] + [HERE / "products.cpp"]
@@ -93,17 +93,13 @@ def measured(tree: Path, rest_of_ggml: list[Path]) -> dict[tuple[str, str], dict
 
 
 @pytest.mark.parametrize("type_", TYPES)
-@pytest.mark.parametrize("machine", [DOTPROD, I8MM], ids=["dotprod", "i8mm"])
-def test_products(measured, machine, type_: str) -> None:
+def test_products(measured, type_: str) -> None:
     """Only floats are rounded, once for a block: so little may differ from sums of doubles."""
-    error, bits, _ = measured[machine][type_]
+    error, bits = measured[I8MM][type_]
     assert float(error) < 5e-7
     assert bits == "same"
 
 
-def test_both_instructions_give_the_same_bits(measured) -> None:
-    assert measured[DOTPROD] == measured[I8MM]
-
-
-def test_the_baseline_has_upstreams_ways(measured) -> None:
-    assert measured[BASELINE] == {name: ["none"] for name in TYPES}
+@pytest.mark.parametrize("machine", [DOTPROD, BASELINE], ids=["dotprod", "baseline"])
+def test_others_have_upstreams_ways(measured, machine) -> None:
+    assert measured[machine] == {name: ["none"] for name in TYPES}
