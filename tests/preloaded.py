@@ -43,5 +43,5 @@ def run_preloaded(
         env=environment(LD_PRELOAD=f"{library} {ggml_base()}", GGML_NO_BACKTRACE="1", **variables),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,  # a device that compiles its kernels for the first time takes minutes
     )
