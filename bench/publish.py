@@ -62,7 +62,7 @@ SECTIONS = (
     Section("long", "The depth `auto` in a long answer",
             "-p 512 -n 448 --depths 2,3,4,auto --no-ngram --repeat 3", EIGHT),
     Section("peers", "Beside llama-server and llama-bench",
-            f"-p 512 -n 128 --depths 0,2,3 --no-ngram --repeat 3 {PEERS}", EIGHT),
+            f"-p 512 -n 128 --depths 0,2,3 --no-ngram --repeat 2 {PEERS}", EIGHT),
     Section("sequences", "Several sequences at once",
             "-p 64 -n 128 --depths 0,1,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 3",
             ("0.8b-q4_k_m", "0.8b-q8_0")),
