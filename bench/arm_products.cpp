@@ -4,24 +4,12 @@
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
 
-#include "ggml-cpu-impl.h"
-#include "ggml.h"
+#include "../tests/arm/one_thread.h"
 #include "quants.h"
 #include "repack.h"
-#include "small-batch.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <string>
-#include <vector>
-
-static int chunk;
-extern "C" {
-void ggml_barrier(struct ggml_threadpool *) {}
-void ggml_threadpool_chunk_set(struct ggml_threadpool *, int value) { chunk = value; }
-int  ggml_threadpool_chunk_add(struct ggml_threadpool *, int value) { return (chunk += value) - value; }
-bool ggml_is_numa(void) { return false; }
-}
 
 typedef void (*vec_dot)(int, float *, size_t, const void *, size_t, const void *, size_t, int);
 typedef void (*gem)(int, float *, size_t, const void *, const void *, int, int);
@@ -35,45 +23,13 @@ struct kernels {
 };
 
 static const kernels all[] = {
-#ifdef __ARM_FEATURE_MATMUL_INT8
     { "Q8_0", GGML_TYPE_Q8_0, ggml_vec_dot_q8_0_q8_0, ggml_gemv_q8_0_4x8_q8_0, ggml_gemm_q8_0_4x8_q8_0, 4 },
     { "Q4_0", GGML_TYPE_Q4_0, ggml_vec_dot_q4_0_q8_0, ggml_gemv_q4_0_4x8_q8_0, ggml_gemm_q4_0_4x8_q8_0, 4 },
     { "Q4_K", GGML_TYPE_Q4_K, ggml_vec_dot_q4_K_q8_K, ggml_gemv_q4_K_8x8_q8_K, ggml_gemm_q4_K_8x8_q8_K, 8 },
     { "Q5_K", GGML_TYPE_Q5_K, ggml_vec_dot_q5_K_q8_K, ggml_gemv_q5_K_8x8_q8_K, ggml_gemm_q5_K_8x8_q8_K, 8 },
     { "Q6_K", GGML_TYPE_Q6_K, ggml_vec_dot_q6_K_q8_K, ggml_gemv_q6_K_8x8_q8_K, ggml_gemm_q6_K_8x8_q8_K, 8 },
-#else
-    { "Q8_0", GGML_TYPE_Q8_0, ggml_vec_dot_q8_0_q8_0, ggml_gemv_q8_0_4x4_q8_0, ggml_gemm_q8_0_4x4_q8_0, 4 },
-    { "Q4_0", GGML_TYPE_Q4_0, ggml_vec_dot_q4_0_q8_0, ggml_gemv_q4_0_4x4_q8_0, ggml_gemm_q4_0_4x4_q8_0, 4 },
-    { "Q4_K", GGML_TYPE_Q4_K, ggml_vec_dot_q4_K_q8_K, ggml_gemv_q4_K_8x4_q8_K, ggml_gemm_q4_K_8x4_q8_K, 8 },
-    { "Q5_K", GGML_TYPE_Q5_K, ggml_vec_dot_q5_K_q8_K, ggml_gemv_q5_K_8x4_q8_K, ggml_gemm_q5_K_8x4_q8_K, 8 },
-    { "Q6_K", GGML_TYPE_Q6_K, ggml_vec_dot_q6_K_q8_K, ggml_gemv_q6_K_8x4_q8_K, ggml_gemm_q6_K_8x4_q8_K, 8 },
-#endif
     { "IQ4_XS", GGML_TYPE_IQ4_XS, ggml_vec_dot_iq4_xs_q8_K, nullptr, nullptr, 4 },
 };
-
-static ggml_tensor matrix(ggml_type type, void * data, int64_t k, int64_t n) {
-    ggml_tensor t = {};
-    t.type = type;
-    t.data = data;
-    t.ne[0] = k, t.ne[1] = n, t.ne[2] = t.ne[3] = 1;
-    t.nb[0] = ggml_type_size(type), t.nb[1] = ggml_row_size(type, k), t.nb[2] = t.nb[3] = n * t.nb[1];
-    return t;
-}
-
-static void ours(ggml_type type, void * x, int n, int k) {
-    std::vector<float> y(k * n, 1.0f), out(4 * n);
-    ggml_tensor rows = matrix(type, x, k, 4), columns = matrix(GGML_TYPE_F32, y.data(), k, n);
-    ggml_tensor dst = matrix(GGML_TYPE_F32, out.data(), 4, n);
-    dst.op = GGML_OP_MUL_MAT;
-    dst.src[0] = &rows, dst.src[1] = &columns;
-    std::vector<char> memory(ggml_small_batch_wdata_size(1, &dst));
-    ggml_compute_params params = {};
-    params.nth   = 1;
-    params.wdata = memory.data();
-    if (!ggml_compute_forward_small_batch(&params, &dst)) {
-        exit(2);
-    }
-}
 
 int main(int, char ** argv) {
     const std::string way = argv[1];
@@ -86,7 +42,8 @@ int main(int, char ** argv) {
         std::vector<char> x(8 * row + 4096), y(4 * (k / 32) * sizeof(block_q8_0) + 4096 + 4 * (k / 256) * sizeof(block_q8_K));
         float out[64];
         if (way == "ours") {
-            ours(one.type, x.data(), n, k);
+            std::vector<float> columns(k * n, 1.0f);
+            product(one.type, x.data(), columns.data(), k, 4, n);
         } else if (way == "dot") {
             for (int r = 0; r < 4; ++r) {
                 one.dot(k, out, 0, x.data() + r * row, 0, y.data(), 0, 1);

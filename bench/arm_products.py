@@ -20,8 +20,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TYPES = ("Q8_0", "Q4_K", "Q6_K", "Q5_K", "Q4_0", "IQ4_XS")
-#: -march by what a CPU has, and llvm-mca's names of CPUs.
-BUILDS = {"armv8.2-a+dotprod+i8mm": ("neoverse-n2", "neoverse-v2")}
+MARCH = "armv8.2-a+dotprod+i8mm"
+#: llvm-mca's names of CPUs.
+CPUS = ("neoverse-n2", "neoverse-v2")
 C_FILES = ("ggml.c", "ggml-quants.c", "ggml-cpu/quants.c", "ggml-cpu/arch/arm/quants.c")
 CPP_FILES = ("ggml-threading.cpp", "ggml-cpu/arch/arm/repack.cpp", "ggml-cpu/small-batch.cpp")
 #: Kernel and its number of columns.
@@ -35,13 +36,13 @@ def run(*command: str | Path) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-def built(tree: Path, march: str) -> Path:
+def built(tree: Path) -> Path:
     """The program that runs one kernel, optimized as a release is."""
-    source, folder = tree / "ggml" / "src", tree / march
+    source, folder = tree / "ggml" / "src", tree / MARCH
     folder.mkdir(exist_ok=True)
     (source / "ggml-version.h").write_text('#define GGML_VERSION ""\n#define GGML_COMMIT ""\n')
     include = [f"-I{path}" for path in (source.parent / "include", source, source / "ggml-cpu")]
-    flags = ["-O3", f"-march={march}", "-D_GNU_SOURCE", "-ffunction-sections", *include]
+    flags = ["-O3", f"-march={MARCH}", "-D_GNU_SOURCE", "-ffunction-sections", *include]
     objects = []
     for file in [source / name for name in C_FILES + CPP_FILES] + [HERE / "arm_products.cpp"]:
         objects.append(folder / f"{file.parent.name}-{file.name}.o")
@@ -98,23 +99,20 @@ def main() -> None:
     parser.add_argument("tree", type=Path, help="the patched tree")
     parser.add_argument("--types", default=",".join(TYPES))
     options = parser.parse_args()
-    for march, cpus in BUILDS.items():
-        program = built(options.tree, march)
-        known = instructions(program)
-        for name in options.types.split(","):
-            for way, columns in WAYS:
-                if name == "IQ4_XS" and way in ("gemv", "gemm"):
-                    continue
-                few, many = (
-                    executed(program, known, way, name, str(columns), str(n)) for n in (SHORT, LONG)
-                )
-                rows = 2 if way in ("gemv", "gemm") and name[-1] == "K" else 1
-                scale = rows * (LONG - SHORT) / 256
-                count = f"{(len(many) - len(few)) / scale:.0f}"
-                cost = [
-                    f"{cpu} {(cycles(many, cpu) - cycles(few, cpu)) / scale:.0f}" for cpu in cpus
-                ]
-                print(name, way, columns, "instructions", count, *cost, flush=True)
+    program = built(options.tree)
+    known = instructions(program)
+    for name in options.types.split(","):
+        for way, columns in WAYS:
+            if name == "IQ4_XS" and way in ("gemv", "gemm"):
+                continue
+            few, many = (
+                executed(program, known, way, name, str(columns), str(n)) for n in (SHORT, LONG)
+            )
+            rows = 2 if way in ("gemv", "gemm") and name[-1] == "K" else 1
+            scale = rows * (LONG - SHORT) / 256
+            count = f"{(len(many) - len(few)) / scale:.0f}"
+            cost = [f"{cpu} {(cycles(many, cpu) - cycles(few, cpu)) / scale:.0f}" for cpu in CPUS]
+            print(name, way, columns, "instructions", count, *cost, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ The install is copied for each backend that this machine can run, with that back
 matrix compares its two variants: upstream's kernels are what llama-bench of the same build has. So
 the figures are of this machine with features off, not of an old machine. Products of 1 to 8
 columns, by type, are `python bench/columns.py` in such a copy: --keep FOLDER leaves the copies, for
-PYTHONPATH. Prints the table of docs/building.md.
+PYTHONPATH. Prints the table of results/native.md.
 """
 
 from __future__ import annotations
@@ -42,13 +42,10 @@ GENERATIONS = {
 MATRIX = "-p 128 -n 32 --depths 0,3 --no-ngram --variants patched,upstream"
 
 
-def copy_with(name: str, folder: Path) -> Path:
-    """A copy of the installed package in which `name` is the only CPU backend; for PYTHONPATH."""
-    package, to = Path(pyllama_mtp.__file__).parent, folder / name
-    for part in (package, package.with_name("pyllama_mtp.libs")):  # the second by auditwheel
-        if part.exists():
-            shutil.copytree(part, to / part.name, symlinks=True, dirs_exist_ok=True)
-    for library in to.glob("pyllama_mtp/lib/**/libggml-cpu-*.so"):
+def copy_with(name: str, package: Path, to: Path) -> Path:
+    """A copy of a package in which `name` is the only CPU backend: `to`, for PYTHONPATH."""
+    shutil.copytree(package, to / package.name, symlinks=True, dirs_exist_ok=True)
+    for library in to.glob("pyllama_mtp/lib/libggml-cpu-*.so"):
         if library.name != f"libggml-cpu-{name}.so":
             library.unlink()
     return to
@@ -84,7 +81,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     args.model = args.model.resolve()
     features = Path("/proc/cpuinfo").read_text().split()
-    built = {path.name for path in Path(pyllama_mtp.__file__).parent.rglob("libggml-cpu-*.so")}
+    package = Path(pyllama_mtp.__file__).parent
+    built = {path.name for path in package.glob("lib/libggml-cpu-*.so")}
     names = [name for name in GENERATIONS if f"libggml-cpu-{name}.so" in built]
     names = [name for name in names if GENERATIONS[name][0] in features]
     if not names:
@@ -92,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     head = ["backend", "has", "prompt", "to upstream", "decode", "to upstream", "3 drafts", "to it"]
     with tempfile.TemporaryDirectory() as folder:
         at = args.keep.resolve() if args.keep else Path(folder)
-        rows = [row(name, copy_with(name, at), args) for name in names]
+        rows = [row(name, copy_with(name, package, at / name), args) for name in names]
     print(f"{results.command_line()}, commit {results.project_commit()}\n")
     print("\n".join(results.markdown_table(head, rows)))
     return 0

@@ -5,52 +5,18 @@
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
 
-#include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
-#include "ggml.h"
+#include "one_thread.h"
 #include "quants.h"
-#include "small-batch.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
 
-// of ggml-cpu.c: one thread
-static int chunk;
-extern "C" {
-void ggml_barrier(struct ggml_threadpool *) {}
-void ggml_threadpool_chunk_set(struct ggml_threadpool *, int value) { chunk = value; }
-int  ggml_threadpool_chunk_add(struct ggml_threadpool *, int value) { return (chunk += value) - value; }
-bool ggml_is_numa(void) { return false; }
-}
-
 typedef std::vector<float> floats;
 static std::mt19937 dice(7);
-
-static ggml_tensor matrix(ggml_type type, void * data, int64_t k, int64_t n, int64_t planes = 1) {
-    ggml_tensor t = {};
-    t.type = type;
-    t.data = data;
-    t.ne[0] = k, t.ne[1] = n, t.ne[2] = planes, t.ne[3] = 1;
-    t.nb[0] = ggml_type_size(type), t.nb[1] = ggml_row_size(type, k), t.nb[2] = n * t.nb[1], t.nb[3] = planes * t.nb[2];
-    return t;
-}
-
-static void compute(ggml_tensor & dst) {
-    std::vector<char> memory(ggml_small_batch_wdata_size(1, &dst));
-    ggml_compute_params params = {};
-    params.nth   = 1;
-    params.wdata = memory.data();
-    params.wsize = memory.size();
-    if (memory.empty() || !ggml_compute_forward_small_batch(&params, &dst)) {
-        fprintf(stderr, "not computed\n");
-        exit(2);
-    }
-}
 
 // every bit of a block that is no float has any value
 template <class B> static void set_scales(B & b) {
@@ -114,30 +80,20 @@ struct verdict {
     }
 };
 
-static floats product(ggml_type type, std::vector<char> & w, float * y, int64_t k, int64_t m, int64_t n) {
-    floats out(m * n, NAN);
-    ggml_tensor rows = matrix(type, w.data(), k, m), columns = matrix(GGML_TYPE_F32, y, k, n);
-    ggml_tensor dst = matrix(GGML_TYPE_F32, out.data(), m, n);
-    dst.op = GGML_OP_MUL_MAT;
-    dst.src[0] = &rows, dst.src[1] = &columns;
-    compute(dst);
-    return out;
-}
-
 template <class B> static void few_columns(ggml_type type, int64_t k, int64_t m, verdict & all) {
     constexpr int64_t MOST = 19;
     std::vector<char> w = weights<B>(m * k / ggml_blck_size(type));
     floats y = numbers(k, MOST), plain(m * k), alone, quantized;
     ggml_get_type_traits(type)->to_float(w.data(), plain.data(), m * k);
     for (int64_t j = 0; j < MOST; ++j) {
-        const floats one = product(type, w, &y[j * k], k, m, 1), column = rounded(&y[j * k], k, ggml_blck_size(type) == QK_K);
+        const floats one = product(type, w.data(), &y[j * k], k, m, 1), column = rounded(&y[j * k], k, ggml_blck_size(type) == QK_K);
         for (int64_t r = 0; r < m; ++r) {
             all.compare(one[r], &plain[r * k], column.data(), k);
         }
         alone.insert(alone.end(), one.begin(), one.end());
     }
     for (int64_t n : { 2, 3, 4, 5, 6, 7, 8, 9, 17, (int) MOST }) {
-        const floats found = product(type, w, y.data(), k, m, n);
+        const floats found = product(type, w.data(), y.data(), k, m, n);
         all.same = all.same && !memcmp(found.data(), alone.data(), found.size() * sizeof(float));
     }
 }
@@ -160,7 +116,7 @@ template <class B> static void experts(ggml_type type, int64_t k, int64_t m, ver
     for (int64_t i = 0; i < USED * TOKENS; ++i) {
         const char * begin = w.data() + ids[i] * rows.nb[2];
         std::vector<char> expert(begin, begin + rows.nb[2]);
-        const floats one = product(type, expert, &y[i / USED * k], k, m, 1);
+        const floats one = product(type, expert.data(), &y[i / USED * k], k, m, 1);
         all.same = all.same && !memcmp(one.data(), &out[i * m], m * sizeof(float));
     }
 }

@@ -20,10 +20,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from generations import GENERATIONS, copy_with
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What must run on this machine if it has AVX-512, AVX2, or neither is used.
-GENERATIONS = {"zen4": "avx512_bf16", "skylakex": "avx512bw", "haswell": "avx2", "x64": "sse2"}
+CHOSEN = ("zen4", "skylakex", "haswell", "x64")
 #: With MTP and without the same text; which of our kernels are there.
 PROGRAM = """
 import json
@@ -94,19 +95,15 @@ def test_one_wheel_for_all(tmp_path: Path) -> None:
     features = Path("/proc/cpuinfo").read_text().split()
     (package,) = (tmp_path / "venv").glob("lib/python*/site-packages/pyllama_mtp")
     rows = []
-    for name, needed in GENERATIONS.items():
-        if needed in features:
+    for name in CHOSEN:
+        if GENERATIONS[name][0] in features:
             rows.append(only(name, package, python, clean))
     write(wheel, shown, doctor, rows)
 
 
 def only(name: str, package: Path, python: Path, clean: dict[str, str]) -> str:
     """Run with the backend of one generation, whatever else the wheel has; a row of the page."""
-    folder = package.parents[3] / name
-    shutil.copytree(package, folder / "pyllama_mtp", symlinks=True)
-    for library in folder.glob("pyllama_mtp/lib/libggml-cpu-*.so"):
-        if library.name != f"libggml-cpu-{name}.so":
-            library.unlink()
+    folder = copy_with(name, package, package.parents[3] / name)
     environment = {**clean, "PYTHONPATH": str(folder)}
     found = json.loads(said(python, "-c", PROGRAM, folder=folder, **environment))
     ours = name != "x64"
