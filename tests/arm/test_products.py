@@ -1,4 +1,4 @@
-"""Patch 0020: the products of a few columns on 64-bit ARM, run by qemu.
+"""Patch 0021: the products of a few columns on 64-bit ARM, run by qemu.
 
 ``products.cpp`` compares them with sums of doubles, and columns beside others with columns alone.
 It is compiled with the patched kernels and the few files of ggml that they need.

@@ -1,6 +1,6 @@
 """Greedy output with MTP is plain greedy output, token for token.
 
-On an x86 CPU without AMX always. Elsewhere a divergence is allowed where the two best logits are
+On an x86 CPU always. Elsewhere a divergence is allowed where the two best logits are
 within rounding; see :func:`support.assert_same_tokens`, which checks that in a fresh context.
 """
 

@@ -1,4 +1,4 @@
-"""On an x86 CPU without AMX no bit of a row's logits depends on how many rows, 1 to 8, are
+"""On an x86 CPU no bit of a row's logits depends on how many rows, 1 to 8, are
 computed beside it.
 
 So the text at temperature 0 with MTP is the text without it by construction: whole models of every
