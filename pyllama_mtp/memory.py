@@ -191,7 +191,8 @@ def _cache_bytes(model: Model, resolved: Resolved) -> int:
     info, s, n = model.info, resolved.settings, resolved.n_sequences
     layers = len(info.attention_layers) + (info.n_mtp_layers if resolved.prompt_sync else 0)
     caches = layers * layer_bytes(info, n * padded(s.n_ctx), s.cache_type_k, s.cache_type_v)
-    return caches + recurrent_bytes(info, n, resolved.n_snapshots)
+    snapshots = not native.load().has_tap
+    return caches + recurrent_bytes(info, n, resolved.n_snapshots, snapshots)
 
 
 def _free_bytes(model: Model) -> list[int]:
@@ -221,10 +222,22 @@ def _cache_row_bytes(cache_type: str, which: str, n: int) -> int:
     return int(n // block * size)
 
 
-def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int) -> int:
-    """F32 states: n_embd_r and n_embd_s of upstream src/llama-hparams.cpp, a row per snapshot."""
-    channels = info.ssm_inner_size + 2 * info.ssm_k_heads * info.ssm_state_size
-    n_embd_r = max(info.ssm_conv_kernel - 1, 0) * channels
+def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int, snapshots: bool = False) -> int:
+    """F32 states: n_embd_r and n_embd_s of upstream src/llama-hparams.cpp. A convolution's state has
+    a row per token that can be taken back; a delta net has one state, and beside it k, v, gate and
+    beta of those tokens and of one that does nothing (our src/llama-mtp-pending.cpp).
+
+    Args:
+        snapshots: a delta net has a state per token, as upstream.
+    """
+    keys = info.ssm_k_heads * info.ssm_state_size
+    n_embd_r = max(info.ssm_conv_kernel - 1, 0) * (info.ssm_inner_size + 2 * keys)
     n_embd_s = info.ssm_state_size * info.ssm_inner_size
     rows = n_seq * (1 + n_rs_seq)
-    return len(info.recurrent_layers) * rows * (n_embd_r + n_embd_s) * _F32
+    if snapshots or not n_rs_seq:
+        n_floats = rows * (n_embd_r + n_embd_s)
+    else:
+        repeated = info.architecture == "qwen3next"
+        token = (info.ssm_inner_size if repeated else keys) + info.ssm_inner_size + 2 * info.ssm_v_heads
+        n_floats = rows * n_embd_r + n_seq * n_embd_s + (rows + 1) * token
+    return len(info.recurrent_layers) * n_floats * _F32

@@ -620,6 +620,7 @@ class Context(Owned, OfThisProcess):
         self._raise_what_came()
         if n == 0:
             raise self._state_error("saved")
+        self._rewind.pop(seq, None)  # what was pending has been taken in
         del target  # cffi's hold on the buffer
         del data[n:]
         if on_device:

@@ -22,9 +22,14 @@ def test_cache_sizes_by_hand(tiny_dense: Path) -> None:
     f16, q8, q4 = (layer_bytes(info, padded(1000), t, t) for t in ("f16", "q8_0", "q4_0"))
     assert f16 == 1024 * 2 * 64 * 2
     assert (q8 * 32, q4 * 32) == (f16 * 17, f16 * 9)
-    # 3 recurrent layers, 4 sets: conv (4 - 1) x (128 + 2 x 2 x 32), state 32 x 128; f32
-    assert recurrent_bytes(info, 1, 3) == 3 * 4 * (3 * 256 + 32 * 128) * 4
-    assert recurrent_bytes(info, 2, 1) == recurrent_bytes(info, 1, 3)
+    # 3 recurrent layers; conv (4 - 1) x (128 + 2 x 2 x 32), state 32 x 128; f32
+    conv, state = 3 * 256, 32 * 128
+    assert recurrent_bytes(info, 2, 0) == 3 * 2 * (conv + state) * 4
+    assert recurrent_bytes(info, 1, 3, snapshots=True) == 3 * 4 * (conv + state) * 4
+    assert recurrent_bytes(info, 2, 1, snapshots=True) == 3 * 4 * (conv + state) * 4
+    # k, v, gate and beta of 4 tokens, and of one that does nothing
+    token = 2 * 32 + 128 + 4 + 4
+    assert recurrent_bytes(info, 1, 3) == 3 * (4 * conv + state + 5 * token) * 4
 
 
 def test_rows_that_a_cache_type_cannot_have(tiny_dense: Path) -> None:

@@ -38,13 +38,16 @@ def decode(context: Context, n: int, start: int) -> list[bytes]:
 @pytest.mark.parametrize("snapshots", [True, False])
 @pytest.mark.parametrize("n", [1, SNAPSHOTS, SNAPSHOTS + 1, 12])
 def test_the_copy_follows_each_delta_net(model: Model, n: int, snapshots: bool) -> None:
-    """Nothing that computes may come between them; else the patch does nothing any more."""
+    """Nothing that computes may come between them; else the patch does nothing any more. What may be
+    taken back leaves no state, and follows a copy."""
     with trunk(model, n_rs_seq=SNAPSHOTS, trace=True) as traced:
         traced.set_snapshots(snapshots)
         decode(traced, n, 0)
         ops = [node.op for node in traced.nodes() if node.op not in LOOKS]
-    after = [ops[i + 1] for i, op in enumerate(ops) if op == "GATED_DELTA_NET"]
-    assert after and set(after) == {"CPY"}
+    layers = len(model.info.recurrent_layers)
+    copied = [ops[i + 1] == "CPY" for i, op in enumerate(ops) if op == "GATED_DELTA_NET"]
+    assert sum(copied) == layers * (1 if snapshots and n <= SNAPSHOTS + 1 else 2)
+    assert len(copied) - sum(copied) == layers * snapshots
 
 
 @pytest.mark.parametrize("n_seqs", [1, 3])
@@ -54,12 +57,13 @@ def test_each_delta_net_reads_where_states_are_kept(model: Model, n: int, n_seqs
     count = Ggml().ggml_cpu_count_direct_states
     with trunk(model, n_rs_seq=SNAPSHOTS, n_seq_max=n_seqs, trace=True) as traced:
         decode(traced, n, 0)
-        delta_nets = sum(node.op == "GATED_DELTA_NET" for node in traced.nodes())
+        layers = len(model.info.recurrent_layers)
+        assert sum(node.op == "GATED_DELTA_NET" for node in traced.nodes()) >= 2 * layers
     with trunk(model, n_rs_seq=SNAPSHOTS, n_seq_max=n_seqs) as context:
         before = count()
         for step in range(3):
             decode(context, n, step * n)
-    assert count() - before == 3 * delta_nets > 0
+    assert count() - before == 3 * layers > 0
 
 
 def test_the_results_are_the_same_with_it_and_without(model: Model) -> None:

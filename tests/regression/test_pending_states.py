@@ -1,0 +1,137 @@
+"""What verified tokens do to delta nets is taken in by the next pass, as far as they stay: logits
+and states are, bit for bit, those of steps.
+
+The reference decodes the tokens that stay, one by one, in a context that can never go back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyllama_mtp import Model
+from pyllama_mtp.llama.batch import Batch
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.memory import recurrent_bytes
+
+from .support import N_CTX, made_up
+from .twocontexts import ROUNDING, every, trunk
+
+SNAPSHOTS, N_SEQS = 3, 3
+
+
+@pytest.fixture(autouse=True)
+def same_bits(model: Model) -> None:
+    if not model.same_bits:
+        pytest.skip("bits depend on the number of rows here")
+
+
+def step(context: Context, tokens: npt.NDArray[np.int32], seq: int = 0) -> list[bytes]:
+    """The logits after each of `tokens`, in one batch."""
+    start, n = context.past(seq), len(tokens)
+    batch = Batch(tokens, np.arange(start, start + n), np.full(n, seq), every(n))
+    context.decode_batch(batch)
+    return [context.logits(row).tobytes() for row in range(n)]
+
+
+def state(context: Context, seq: int = 0) -> bytes:
+    return bytes(context.save_state(recurrent_only=True, seq=seq))
+
+
+@pytest.fixture
+def steps(model: Model) -> Iterator[Context]:
+    with trunk(model, n_seq_max=N_SEQS, n_ctx=N_SEQS * N_CTX, unified=True) as context:
+        yield context
+
+
+@pytest.fixture
+def rounds(model: Model) -> Iterator[Context]:
+    several = {"n_seq_max": N_SEQS, "n_ctx": N_SEQS * N_CTX, "unified": True}
+    with trunk(model, n_rs_seq=SNAPSHOTS, **several) as context:
+        yield context
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_lengths_and_rollbacks(steps: Context, rounds: Context, seed: int) -> None:
+    """Short batches, of which some tokens are taken back, and long ones, with snapshots and
+    without, of three sequences in turn."""
+    choose = random.Random(seed)
+    texts = [made_up(steps.model, 400, 100 * seq) for seq in range(N_SEQS)]
+    for turn in range(24):
+        seq = choose.randrange(N_SEQS)
+        past = rounds.past(seq)
+        n = choose.choice((1, 2, 3, 4, 4, 4, 6, 13))
+        rounds.set_snapshots(n < 13 or choose.random() < 0.5)
+        got = step(rounds, texts[seq][past : past + n], seq)
+        back = choose.randint(0, min(rounds.rewind(seq), n - 1))
+        if back:
+            assert rounds.remove(past + n - back, seq)
+        expected = [step(steps, texts[seq][i : i + 1], seq)[0] for i in range(past, past + n - back)]
+        if n <= SNAPSHOTS + 1:
+            assert got[: n - back] == expected, (turn, n, back)
+        if turn % 7 == 6 and n <= SNAPSHOTS + 1:
+            assert state(rounds, seq) == state(steps, seq)
+        if n > SNAPSHOTS + 1:  # whose kernels are others
+            steps.load_state(rounds.save_state(seq=seq), seq=seq)
+
+
+def test_each_sequence_of_a_batch_keeps_its_own_number(model: Model) -> None:
+    """As near to steps as other cells of a unified cache let it be."""
+    several = {"n_seq_max": N_SEQS, "n_ctx": N_SEQS * N_CTX, "unified": True}
+    texts = [made_up(model, 60, 100 * seq) for seq in range(N_SEQS)]
+    with trunk(model, **several) as steps, trunk(model, n_rs_seq=SNAPSHOTS, **several) as rounds:
+        for kept in ((4, 1, 2), (1, 3, 4), (2, 2, 1), (3, 4, 4)):
+            starts = [rounds.past(seq) for seq in range(N_SEQS)]
+            tokens = np.concatenate([texts[seq][at : at + 4] for seq, at in enumerate(starts)])
+            positions = np.concatenate([np.arange(at, at + 4) for at in starts])
+            seqs = np.repeat(np.arange(N_SEQS), 4)
+            rounds.decode_batch(Batch(tokens, positions, seqs, every(12)))
+            got = [rounds.logits(row).copy() for row in range(12)]
+            for seq, (at, n) in enumerate(zip(starts, kept, strict=True)):
+                for i in range(n):
+                    (one,) = step(steps, texts[seq][at + i : at + i + 1], seq)
+                    expected = np.frombuffer(one, dtype=np.float32)
+                    off = np.abs(got[4 * seq + i] - expected).max()
+                    assert off < ROUNDING * np.ptp(expected)
+                assert n == 4 or rounds.remove(at + n, seq)
+
+
+def test_a_saved_state_has_what_was_pending(steps: Context, rounds: Context) -> None:
+    """Another context, which cannot go back, reads it; this one goes on from it."""
+    tokens = made_up(steps.model, 20)
+    step(rounds, tokens[:4])
+    assert rounds.remove(3)
+    saved = rounds.save_state()
+    steps.load_state(saved)
+    after = step(steps, tokens[3:4])
+    assert step(rounds, tokens[3:6])[:1] == after
+    assert rounds.remove(4)
+    assert step(rounds, tokens[4:5]) == step(steps, tokens[4:5])
+    rounds.load_state(saved)
+    assert step(rounds, tokens[3:4]) == after
+
+
+def test_a_copy_takes_along_what_is_pending(steps: Context, rounds: Context) -> None:
+    tokens = made_up(steps.model, 20)
+    for i in range(3):
+        step(steps, tokens[i : i + 1])
+    step(rounds, tokens[:4])
+    assert rounds.remove(3)
+    rounds.copy(0, 1, 3)
+    expected = step(steps, tokens[3:4])
+    assert step(rounds, tokens[3:4], 1) == expected
+    assert step(rounds, tokens[3:4], 0) == expected
+
+
+def test_room_for_going_back_costs_tokens_not_states(model: Model) -> None:
+    n_bytes = []
+    for n in (0, 1, 4):
+        with trunk(model, n_rs_seq=n) as context:
+            n_bytes.append(context.memory()["context"])
+    wanted = [recurrent_bytes(model.info, 1, n) for n in (0, 1, 4)]
+    assert np.diff(n_bytes) == pytest.approx(np.diff(wanted), rel=0.01)
+    assert np.diff(n_bytes)[1] < np.diff([recurrent_bytes(model.info, 1, n, True) for n in (1, 4)])
