@@ -3,6 +3,7 @@
 
     python bench/columns.py                       # 2048 x 2048, in cache, one thread, every type
     python bench/columns.py --rows 200000 --threads 2 --types q4_K,q6_K
+    python bench/columns.py -n 1,512                # a column, and as many as prompts have
 
 "before" is what upstream does with such a matrix: if it repacks the type, its gemv and gemm; else
 vec_dot column by column, its tiled kernels, tinyBLAS. "now" is what the CPU patches do. The two
@@ -20,16 +21,17 @@ from typing import Any
 
 import numpy as np
 from benchkit import results
-from gguf import GGMLQuantizationType
 
 from pyllama_mtp.llama import native
+from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 from tests.ffi.ggmlcalls import F32, Ggml
 
 TYPES = "Q8_0 Q4_K Q5_K Q6_K IQ4_XS Q4_0 IQ4_NL Q3_K Q2_K IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS "
-TYPES += "Q5_0 MXFP4 NVFP4 F32 F16 BF16"
-COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8)
+TYPES += "Q5_0 MXFP4 NVFP4 Q4_1 Q5_1 IQ1_S IQ1_M TQ1_0 TQ2_0 Q1_0 Q2_0 F32 F16 BF16"
+KINDS = {name: kind for kind, (name, *_) in TENSOR_TYPES.items()}
 REPACKED = ("Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4")  # by upstream on x86; Q2_K with AVX-512
 DECLARATIONS = """
+int    ggml_cpu_has_avx512(void);
 void * ggml_backend_cpu_reg(void);
 void * ggml_backend_reg_dev_get(void * reg, size_t index);
 void * ggml_backend_reg_get_proc_address(void * reg, const char * name);
@@ -54,13 +56,14 @@ class Products:
         name: str,
         shape: tuple[int, int],
         n_threads: int,
+        numbers: list[int],
         now: bool,
         other: Products | None = None,
     ) -> None:
         """`other`: the other way, whose matrix this one uses if both want the same layout: two
         copies would share the last cache, and the figures would be those of memory."""
         self.now, self.library, self.ggml = now, native.load(), Ggml()
-        (m, k), kind, g = shape, int(GGMLQuantizationType[name]), self.ggml
+        (m, k), kind, g = shape, KINDS[name], self.ggml
         g.ffi.cdef(DECLARATIONS)
         self.library.set_cpu_switch("small_batch", now)
         self.backend = g.ggml_backend_cpu_init()
@@ -79,11 +82,11 @@ class Products:
             g.ffi.buffer(ones)[:] = np.ones(k, np.float32).tobytes()  # an importance matrix
             g.ggml_quantize_chunk(kind, rows, data, 0, m, k, ones)
             g.ggml_backend_tensor_set(self.matrix, data, 0, len(data))
-        columns = self._tensors(stack, [(F32, k, n) for n in COLUMNS], cpu)
+        columns = self._tensors(stack, [(F32, k, n) for n in numbers], cpu)
         for column in columns:
             g.data(column)[:] = rng.standard_normal(g.data(column).size)
         self.graphs = {}
-        for n, column in zip(COLUMNS, columns, strict=True):
+        for n, column in zip(numbers, columns, strict=True):
             ctx = stack.enter_context(g.context(16 * n * m))
             self.graphs[n] = g.ggml_new_graph(ctx)
             g.ggml_build_forward_expand(self.graphs[n], g.ggml_mul_mat(ctx, self.matrix, column))
@@ -104,7 +107,8 @@ class Products:
         cpu = g.ggml_backend_cpu_reg()
         get = g.ggml_backend_reg_get_proc_address(cpu, b"ggml_backend_dev_get_extra_bufts")
         kinds = g.ffi.cast("void ** (*)(void *)", get)(g.ggml_backend_reg_dev_get(cpu, 0))
-        while name in REPACKED and kinds[0] != g.ffi.NULL:
+        repacked = name in REPACKED and (name != "Q2_K" or g.ggml_cpu_has_avx512())
+        while repacked and kinds[0] != g.ffi.NULL:
             if g.ffi.string(g.ggml_backend_buft_name(kinds[0])) == b"CPU_REPACK":
                 return kinds[0]
             kinds += 1
@@ -122,27 +126,38 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, dict[int, float]]:
     """The least seconds of a product, by way and number of columns."""
     with ExitStack() as stack:
         shape = (args.rows, args.columns)
-        now = Products(stack, name, shape, args.threads, True)
-        ways = {"before": Products(stack, name, shape, args.threads, False, now), "now": now}
-        least: dict[str, dict[int, float]] = {way: dict.fromkeys(COLUMNS, 1e9) for way in ways}
+        now = Products(stack, name, shape, args.threads, args.n, True)
+        before = Products(stack, name, shape, args.threads, args.n, False, now)
+        ways = {"before": before, "now": now}
+        least: dict[str, dict[int, float]] = {way: dict.fromkeys(args.n, 1e9) for way in ways}
         end = time.monotonic() + args.seconds
         while time.monotonic() < end:
-            for n in COLUMNS:
+            for n in args.n:
                 for way, products in ways.items():
                     least[way][n] = min(least[way][n], *(products.seconds(n) for _ in range(5)))
     return least
 
 
-def table(found: dict[str, dict[str, dict[int, float]]]) -> list[str]:
-    """Markdown: for each type a product of one column, and of n columns in units of that."""
-    head = ["type", "", "1, us", *map(str, COLUMNS[1:])]
+def table(found: dict[str, dict[str, dict[int, float]]], numbers: list[int]) -> list[str]:
+    """Markdown: for each type a product of the first number of columns, and of n columns in units
+    of that."""
+    head = ["type", "", f"{numbers[0]}, us", *map(str, numbers[1:])]
     rows = []
     for name, ways in found.items():
         for way, least in ways.items():
-            one = least[1]
-            ratios = [f"{least[n] / one:.2f}" for n in COLUMNS[1:]]
+            one = least[numbers[0]]
+            ratios = [f"{least[n] / one:.2f}" for n in numbers[1:]]
             rows.append([name, way, f"{1e6 * one:.1f}", *ratios])
     return results.markdown_table(head, rows)
+
+
+def gains(found: dict[str, dict[str, dict[int, float]]], numbers: list[int]) -> list[str]:
+    """Markdown: the time before to the time now."""
+    rows = [
+        [name, *(f"{ways['before'][n] / ways['now'][n]:.2f}" for n in numbers)]
+        for name, ways in found.items()
+    ]
+    return results.markdown_table(["type", *map(str, numbers)], rows)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -153,13 +168,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--rows", type=int, default=2048, metavar="N", help="default: %(default)s")
     add("--columns", type=int, default=2048, metavar="K", help="of the matrix (%(default)s)")
     add("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
+    add("-n", default="1,2,3,4,5,6,7,8", metavar="N,...", help="columns (default: %(default)s)")
     add("--seconds", type=float, default=3, metavar="S", help="per type (default: %(default)s)")
     args = parser.parse_args(argv)
     args.types = [word.upper() for word in args.types.split(",")]
+    args.n = [int(word) for word in args.n.split(",")]
     unknown = set(args.types) - set(TYPES.split())
     if unknown:
         parser.error(f"--types: no kernels for {', '.join(sorted(unknown))}; there are: {TYPES}")
-    if min(args.rows, args.columns, args.threads) < 1 or args.columns % 256:
+    if min(args.rows, args.columns, args.threads, *args.n) < 1 or args.columns % 256:
         parser.error("rows, columns and threads must be 1 or more, columns a multiple of 256")
     return args
 
@@ -171,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         for name in args.types:
             found[name] = measure(name, args)
-            print("\n".join(table({name: found[name]})[2:]), flush=True)
+            print("\n".join(table({name: found[name]}, args.n)[2:]), flush=True)
     finally:
         native.load().set_cpu_switch("small_batch", True)
     lines = [
@@ -179,10 +196,12 @@ def main(argv: list[str] | None = None) -> int:
         f"- A matrix of {args.rows} x {args.columns}, {args.threads} thread(s); before: upstream's "
         "ways, repacked where it repacks; now: the CPU patches",
         "",
-        *table(found),
+        *table(found, args.n),
         "",
-        "1: microseconds of a product with one column; 2 to 8: in units of that. The least of",
-        "many; the two take turns.",
+        "First microseconds of a product, then products of more columns in units of that. The",
+        "least of many; the two take turns. The time before to the time now:",
+        "",
+        *gains(found, args.n),
     ]
     print("\n".join(["", *lines]))
     return 0

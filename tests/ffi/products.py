@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 
 from .ggmlcalls import F32, I32, Q8_0, Floats, Ggml
 
@@ -12,7 +13,9 @@ from .ggmlcalls import F32, I32, Q8_0, Floats, Ggml
 NAMES = ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4", "NVFP4"]
 NAMES += ["Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"]
 NAMES += ["IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"]
-TYPES = [int(GGMLQuantizationType[name]) for name in NAMES]
+NAMES += ["Q4_1", "Q5_1", "Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M"]
+KINDS = {name: kind for kind, (name, *_) in TENSOR_TYPES.items()}
+TYPES = [KINDS[name] for name in NAMES]
 
 
 class Products(Ggml):
@@ -97,4 +100,4 @@ def normal(*shape: int) -> Floats:
 
 def block(kind: int) -> int:
     """Weights of a block."""
-    return max(32, GGML_QUANT_SIZES[GGMLQuantizationType(kind)][0])
+    return max(32, TENSOR_TYPES[kind][1])
