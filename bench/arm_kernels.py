@@ -108,7 +108,7 @@ def instructions(program: Path) -> dict[int, tuple[str, str]]:
     for line in run("aarch64-linux-gnu-objdump", "-dC", "--no-show-raw-insn", program).split("\n"):
         if heading := re.match(r"[0-9a-f]+ <(.*)>:$", line):
             function = heading[1]
-        elif code := re.match(r" +([0-9a-f]+):\t([^/<]*)", line):
+        elif code := re.match(r" +([0-9a-f]+):\t((?:(?!//|<).)*)", line):
             text = code[2].strip()
             if re.match(r"(b|bl|b\.\w+|cbn?z|tbn?z|adrp?)\t", text):
                 text = re.sub(r"[0-9a-f]+$", "0", text)
