@@ -1,4 +1,5 @@
-"""Build the wheel for every CPU of a kind: ``python bindings/wheel.py [--arch aarch64] [-w DIR]``.
+"""Build the wheel for every CPU of a kind: ``python bindings/wheel.py [--arch aarch64] [-w DIR]``;
+or with ``--backend vulkan`` (or ``cuda``) a second one, which adds a GPU's backend to the first.
 
 The wheel holds a CPU backend for each generation of CPUs, and runs with glibc 2.28 or newer, though
 it is built with a newer one. The C functions that it calls are in the old glibc, too, but under an
@@ -18,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
@@ -26,6 +28,26 @@ HERE = Path(__file__).resolve().parent
 #: The first version of glibc for a kind of CPU, which every function of that time has.
 FIRST = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}
 NEWEST = (2, 28)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A GPU's backend: CMake's variables, libraries that the wheel leaves to the system or to other
+    packages, and those packages."""
+
+    defines: dict[str, str]
+    outside: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+
+
+BACKENDS = {
+    "vulkan": Backend({"GGML_VULKAN": "ON"}, ("libvulkan.so.1",)),
+    "cuda": Backend(
+        {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "75;80;86;89;90;120"},
+        ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"),
+        ("nvidia-cublas==13.*", "nvidia-cuda-runtime==13.*"),
+    ),
+}
 
 
 def is_new(version: str) -> bool:
@@ -99,18 +121,42 @@ def make_older(library: Path, first: str, functions: set[str]) -> None:
     library.write_bytes(data)
 
 
-def build(arch: str, work: Path) -> Path:
-    """The unpacked wheel as pip builds it."""
+def build(arch: str, backend: str | None, work: Path) -> Path:
+    """The unpacked wheel as pip builds it: whole, or no library but a backend's."""
     defines = {"PYLLAMA_CPU_ALL": "ON", "GGML_CUDA": "OFF"}
+    options = ["-C", f"build-dir={HERE.parent}/build/wheel-{arch}{f'-{backend}' * bool(backend)}"]
+    if backend:
+        defines |= BACKENDS[backend].defines
+        for option in ("build.targets", "install.components"):
+            options += ["-C", f"{option}=ggml-{backend}"]
     if arch != platform.machine():
         defines["CMAKE_TOOLCHAIN_FILE"] = f"{HERE}/cmake/{arch}-linux-gnu.cmake"
-    options = ["-C", f"build-dir={HERE.parent}/build/wheel-{arch}"]
     for name, value in defines.items():
         options += ["-C", f"cmake.define.{name}={value}"]
     run(sys.executable, "-m", "pip", "wheel", HERE.parent, "--no-deps", "-w", work, *options)
     run(sys.executable, "-m", "wheel", "unpack", *work.glob("*.whl"), "-d", work / "tree")
     (tree,) = (work / "tree").iterdir()
     return tree
+
+
+def alone(backend: str, tree: Path) -> Path:
+    """The tree of a wheel that holds a backend, where native.py looks for the package's own."""
+    version = tree.name.removeprefix("pyllama_mtp-")
+    mine = tree.parent / f"pyllama_mtp_{backend}-{version}"
+    lib, notes = mine / "pyllama_mtp" / "lib", mine / f"{mine.name}.dist-info"
+    lib.mkdir(parents=True)
+    for path in tree.glob(f"pyllama_mtp/lib/libggml-{backend}.*"):
+        shutil.copy(path, lib)
+    (notes / "licenses").mkdir(parents=True)
+    shutil.copy(HERE.parent / "LICENSE", notes / "licenses")
+    shutil.copy(HERE.parent / "vendor/llama.cpp/LICENSE", notes / "licenses" / "LICENSE-llama.cpp")
+    needs = (f"pyllama-mtp=={version}", *BACKENDS[backend].packages)
+    lines = ["Metadata-Version: 2.1", f"Name: pyllama-mtp-{backend}", f"Version: {version}"]
+    lines += [f"Summary: the {backend} backend of pyllama-mtp", "License: MIT"]
+    lines += [f"Requires-Dist: {package}" for package in needs]
+    (notes / "METADATA").write_text("\n".join(lines) + "\n")
+    shutil.copy(*tree.glob("*.dist-info/WHEEL"), notes)
+    return mine
 
 
 def run(*words: object) -> None:
@@ -123,24 +169,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The wheel for every CPU of a kind.")
     add = parser.add_argument
     add("--arch", choices=FIRST, default=platform.machine(), help="default: this machine's")
+    add("--backend", choices=BACKENDS, help="a wheel with this backend only")
     add("-w", type=Path, default=Path("dist"), metavar="DIR", help="default: %(default)s")
     args = parser.parse_args()
     compiler = "c++" if args.arch == platform.machine() else f"{args.arch}-linux-gnu-g++"
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        tree = build(args.arch, work)
-        shutil.copy(library_of(compiler, "libgomp.so.1"), tree / "pyllama_mtp" / "lib")
+        tree, outside = build(args.arch, args.backend, work), ()
+        if args.backend:
+            tree = alone(args.backend, tree)
+            outside = ("libggml-base.so.0", *BACKENDS[args.backend].outside)
+        else:
+            shutil.copy(library_of(compiler, "libgomp.so.1"), tree / "pyllama_mtp" / "lib")
         functions = old_functions(compiler)
         for library in (*tree.rglob("*.so"), *tree.rglob("*.so.[0-9]")):
             make_older(library, FIRST[args.arch], functions)
         (notes,) = tree.glob("*.dist-info/WHEEL")
-        tag = f"Tag: cp310-abi3-linux_{args.arch}"
+        tag = f"Tag: {'py3-none' if args.backend else 'cp310-abi3'}-linux_{args.arch}"
         lines = notes.read_text().splitlines()
         notes.write_text("\n".join(tag if line.startswith("Tag: ") else line for line in lines))
         (work / "packed").mkdir()
         run(sys.executable, "-m", "wheel", "pack", tree, "-d", work / "packed")
         (packed,) = work.glob("packed/*.whl")
-        run("auditwheel", "repair", packed, "-w", work / "checked")
+        excluded = [word for name in outside for word in ("--exclude", name)]
+        run("auditwheel", "repair", packed, "-w", work / "checked", *excluded)
         (checked,) = work.glob("checked/*.whl")
         tag = re.search(r"manylinux_2_(\d+)_", checked.name)
         if not tag or (2, int(tag[1])) > NEWEST:

@@ -18,6 +18,8 @@ if(GGML_CUDA)
     endif()
     # If the toolkit has no cuBLAS, take the one of the nvidia-cublas package.
     find_package(CUDAToolkit REQUIRED)
+    # Where the backend finds NVIDIA's packages: pyllama_mtp/ and nvidia/ lie in one folder.
+    list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../../nvidia/cu${CUDAToolkit_VERSION_MAJOR}/lib")
     if(NOT TARGET CUDA::cublas)
         execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/find_cublas.py ${CMAKE_BINARY_DIR}/cublas
             OUTPUT_VARIABLE _cublas OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE _rc)
@@ -28,8 +30,6 @@ if(GGML_CUDA)
         list(APPEND CMAKE_LIBRARY_PATH ${_cublas}/lib)
         include_directories(SYSTEM ${_cublas}/include)
         set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} -I${_cublas}/include")
-        # The backend finds it there: pyllama_mtp/ and nvidia/ lie in one folder.
-        list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../../nvidia/cu${CUDAToolkit_VERSION_MAJOR}/lib")
         unset(CUDA_cublas_LIBRARY CACHE)
         unset(CUDA_cublasLt_LIBRARY CACHE)
         find_package(CUDAToolkit REQUIRED)

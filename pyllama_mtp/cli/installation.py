@@ -186,6 +186,7 @@ def check_gpu(library: Any) -> Iterator[Finding]:
     gpus = [] if library is None else [d.name for d in library.devices() if "gpu" in d.kind]
     computes = f"{', '.join(gpus) or 'the CPU'} {'compute' if len(gpus) > 1 else 'computes'}"
     cuda = library and library.stamp.get("cuda")
+    cuda = cuda or any(name.startswith("CUDA") for name in gpus)  # from a wheel of its own
     if not present:
         but = f", for which the build has CUDA ({cuda})" if cuda else ""
         yield Finding("GPU", "ok", f"no NVIDIA GPU here{but}; {computes}")

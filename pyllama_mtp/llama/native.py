@@ -547,6 +547,19 @@ def check_stamp(stamp: dict[str, Any], expected: dict[str, Any], folder: Path) -
             )
 
 
+def check_backends(expected: dict[str, Any], folder: Path) -> None:
+    """Refuse a backend from a wheel of its own, such as pyllama-mtp-vulkan, if it was built with
+    another pyllama-mtp. Raises LibraryError."""
+    for note in folder.glob("libggml-*.json"):
+        if json.loads(note.read_text()) != expected:
+            name = f"pyllama-mtp-{note.stem.removeprefix('libggml-')}"
+            raise LibraryError(
+                f"{note.with_suffix('.so')} was built with another pyllama-mtp than this one. "
+                f"Install both from one release: `pip install --upgrade pyllama-mtp {name}`, or "
+                f"remove the backend: `pip uninstall {name}`."
+            )
+
+
 def cpu_flags() -> frozenset[str] | None:
     """The CPU's feature flags (/proc/cpuinfo), or None where the system does not list them."""
     try:
@@ -580,12 +593,13 @@ def resolve(choice: str | os.PathLike[str]) -> Path:
 
 def locate(library: str | os.PathLike[str] | None = None) -> tuple[Path, dict[str, Any]]:
     """The folder of a variant, and its stamp. The argument is that of :func:`.native.load`. Raises
-    LibraryError: nothing found (all paths tried are listed), stamp mismatch, or CPU features that
-    this machine lacks."""
+    LibraryError: nothing found (all paths tried are listed), stamp mismatch (a backend's, too), or
+    CPU features that this machine lacks."""
     expected = expected_stamp()
     folder = resolve(library or os.environ.get(ENVIRONMENT_VARIABLE) or "patched")
     stamp = read_stamp(folder)
     check_stamp(stamp, expected, folder)
+    check_backends(expected, folder.parent)
     missing = missing_cpu_features(stamp)
     if missing:
         raise LibraryError(

@@ -69,6 +69,7 @@ def test_a_demo_model_that_is_missing_or_broken(
     ("here", "cuda", "names", "state", "detail"),
     [
         (True, False, ["Vulkan0", "CPU"], "note", "has no CUDA; Vulkan0 computes"),
+        (True, False, ["CUDA0", "CPU"], "ok", "has CUDA; CUDA0 computes"),
         (True, "native", ["CUDA0", "CUDA1", "CPU"], "ok", "has CUDA; CUDA0, CUDA1 compute"),
         (False, False, ["CPU"], "ok", "no NVIDIA GPU here; the CPU computes"),
         (False, "75 90", ["CPU"], "ok", "the build has CUDA (75 90); the CPU computes"),

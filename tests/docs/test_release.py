@@ -17,8 +17,8 @@ from pyllama_mtp.cli import build_parser
 ROOT = Path(__file__).parents[2]
 WHEEL = """
 import pathlib, sys
-arch, folder = sys.argv[sys.argv.index("--arch") + 1], sys.argv[sys.argv.index("-w") + 1]
-pathlib.Path(folder, f"pyllama_mtp-{arch}.whl").write_text(arch)
+_, kind, _, folder = sys.argv[1:]
+pathlib.Path(folder, f"pyllama_mtp-{kind}.whl").write_text(kind)
 """
 
 
@@ -73,7 +73,8 @@ def test_a_release(clone: Path) -> None:
     changes = (clone / "CHANGELOG.md").read_text()
     assert "## 0.2.0" in changes and "- A feature" in changes and "Before" not in changes
     out = clone / "dist" / "0.2.0"
-    hashes = {hashlib.sha256(name.encode()).hexdigest() for name in ("x86_64", "aarch64")}
+    kinds = ("x86_64", "aarch64", "vulkan")
+    hashes = {hashlib.sha256(name.encode()).hexdigest() for name in kinds}
     assert {line.split()[0] for line in (out / "SHA256SUMS").read_text().splitlines()} == hashes
     tested = (out / "TESTED.md").read_text()
     assert "12 passed, 1 skipped in 3 s" in tested and "2 passed in 9 s" in tested

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_a_library_without_stamp(tmp_path: Path) -> None:
 def test_an_incomplete_folder(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="incomplete build"):
         native.read_stamp(tmp_path)
+
+
+def test_a_backend_of_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel that adds a backend says what it was built from."""
+    monkeypatch.setattr(native, "expected_stamp", lambda: EXPECTED)
+    (tmp_path / "patched").mkdir()
+    library = json.dumps({"pyllama_stamp": 1, **stamp()}).encode()
+    folder = write_library(tmp_path / "patched", library)
+    note = tmp_path / "libggml-vulkan.json"
+    note.write_text(json.dumps(EXPECTED))
+    assert native.locate(folder)[0] == folder
+    note.write_text(json.dumps({**EXPECTED, "upstream_commit": "old"}))
+    with pytest.raises(LibraryError, match="pip uninstall pyllama-mtp-vulkan"):
+        native.locate(folder)
 
 
 def test_the_loaded_variant_fits_its_package() -> None:
