@@ -57,10 +57,12 @@ def waited_for_core() -> float:
     Source: the second number of /proc/PID/task/TID/schedstat, in nanoseconds (Linux,
     Documentation/scheduler/sched-stats.rst).
     """
-    waited = 0
-    for task in _TASKS.glob("*/schedstat"):
+    waited, tasks = 0, list[Path]()
+    with suppress(OSError):
+        tasks = [*_TASKS.iterdir()]  # Path.glob() imports, which the interpreter's end forbids
+    for task in tasks:
         with suppress(OSError, ValueError):  # the thread may have ended
-            waited += int(task.read_text().split()[1])
+            waited += int((task / "schedstat").read_text().split()[1])
     return waited / 1e9
 
 

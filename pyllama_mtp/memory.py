@@ -223,9 +223,9 @@ def _cache_row_bytes(cache_type: str, which: str, n: int) -> int:
 
 
 def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int, snapshots: bool = False) -> int:
-    """F32 states: n_embd_r and n_embd_s of upstream src/llama-hparams.cpp. A convolution's state has
-    a row per token that can be taken back; a delta net has one state, and beside it k, v, gate and
-    beta of those tokens and of one that does nothing (our src/llama-mtp-pending.cpp).
+    """F32 states: n_embd_r and n_embd_s of upstream src/llama-hparams.cpp. A convolution's state
+    has a row per token that can be taken back; a delta net has one state, and beside it k, v, gate
+    and beta of those tokens and of one that does nothing (our src/llama-mtp-pending.cpp).
 
     Args:
         snapshots: a delta net has a state per token, as upstream.
@@ -238,6 +238,8 @@ def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int, snapshots: bool =
         n_floats = rows * (n_embd_r + n_embd_s)
     else:
         repeated = info.architecture == "qwen3next"
-        token = (info.ssm_inner_size if repeated else keys) + info.ssm_inner_size + 2 * info.ssm_v_heads
+        token = (
+            (info.ssm_inner_size if repeated else keys) + info.ssm_inner_size + 2 * info.ssm_v_heads
+        )
         n_floats = rows * n_embd_r + n_seq * n_embd_s + (rows + 1) * token
     return len(info.recurrent_layers) * n_floats * _F32

@@ -23,8 +23,8 @@ class Architecture:
             that a round has no more drafts than blocks. False: exactly one block, for all drafts.
         hidden: what the first draft is given of the trunk: "post-norm" (after the final norm),
             "pre-norm", or "streams": all residual streams, side by side.
-        rollback: how rejected drafts leave the caches: "cut" (attention only) or "snapshot" (of the
-            recurrent state, after each token).
+        rollback: how rejected drafts leave the caches: "cut" (attention only), "snapshot" (of the
+            recurrent state, after each token) or "pending" (what tokens do to the state waits).
         own: what a block may have of its own in the place of the trunk's: the embedding, the LM
             head, the final norm.
     """
@@ -40,11 +40,11 @@ class Architecture:
 
 #: By ``general.architecture``: all whose MTP graph is in the pin.
 ARCHITECTURES = {
-    "qwen35": Architecture("Qwen3.5, 3.6, 3.8", in_trunk=True, validated=True, rollback="snapshot"),
+    "qwen35": Architecture("Qwen3.5, 3.6, 3.8", in_trunk=True, validated=True, rollback="pending"),
     "qwen35moe": Architecture(
-        "Qwen3.5, 3.6 with experts", in_trunk=True, validated=True, rollback="snapshot"
+        "Qwen3.5, 3.6 with experts", in_trunk=True, validated=True, rollback="pending"
     ),
-    "qwen3next": Architecture("Qwen3-Next", in_trunk=True, rollback="snapshot"),
+    "qwen3next": Architecture("Qwen3-Next", in_trunk=True, rollback="pending"),
     "bailingmoe3": Architecture("Ling 3.0", rollback="snapshot", own=()),
     "cohere2moe": Architecture("Command with experts"),
     "deepseek2": Architecture("GLM-4.7-Flash"),
@@ -93,7 +93,11 @@ PATCHES = {
     "best tokens and candidates picked in the graph": "",
     "products and attention of a few rows": "",
 }
-_ROLLBACK = {"cut": "their cells are dropped", "snapshot": "back to a snapshot of the state"}
+_ROLLBACK = {
+    "cut": "their cells are dropped",
+    "snapshot": "back to a snapshot of the state",
+    "pending": "the next pass takes in what stays",
+}
 
 
 def used(one: Architecture) -> tuple[list[str], list[str]]:

@@ -31,6 +31,7 @@ int  ggml_threadpool_chunk_add(struct ggml_threadpool *, int value) { return chu
 bool ggml_cpu_large_batch(void) { return true; }
 bool ggml_cpu_small_batch_type(int32_t) { return true; }
 float ggml_table_f32_f16[1 << 16];
+float ggml_table_f32_e8m0_half[1 << 8];
 }
 
 static ggml_tensor tensor(ggml_type type, void * data, int64_t ne0, int64_t ne1, int64_t ne2 = 1) {
@@ -74,6 +75,18 @@ static std::mt19937 dice(7);
 // 0.004 to 0.016
 template <class B> static auto set_scales(B & b, int) -> decltype((void) b.data.data.dmin) {
     b.data.data.d = (ggml_half) (0x1C00 + dice() % 0x0800), b.data.data.dmin = (ggml_half) (0x1C00 + dice() % 0x0800);
+}
+template <class B> static auto set_scales(B & b, int) -> decltype((void) b.data.data.m) {
+    b.data.data.d = (ggml_half) (0x1C00 + dice() % 0x0800), b.data.data.m = (ggml_half) (0x1C00 + dice() % 0x0800);
+}
+static void set_scales(block_iq1_m & b, int) { // four bits in each of four words
+    const int scale = 0x1C00 + dice() % 0x0800;
+    uint16_t words[4];
+    memcpy(words, b.scales, sizeof(words));
+    for (int i = 0; i < 4; ++i) {
+        words[i] = (uint16_t) ((words[i] & 0x0FFF) | (scale >> 4 * i & 0xF) << 12);
+    }
+    memcpy(b.scales, words, sizeof(words));
 }
 template <class B> static auto set_scales(B & b, int) -> decltype((void) b.d) { b.d = (ggml_half) (0x1C00 + dice() % 0x0800); }
 template <class B> static void set_scales(B & b, ...) { b.e = (uint8_t) (118 + dice() % 4); }
@@ -169,9 +182,16 @@ int main() {
     for (int i = 0; i < 1 << 16; ++i) {
         ggml_table_f32_f16[i] = ggml_fp16_to_fp32((ggml_fp16_t) i);
     }
+    for (int i = 0; i < 1 << 8; ++i) {
+        ggml_table_f32_e8m0_half[i] = GGML_E8M0_TO_FP32_HALF(i);
+    }
     test<block_q8_0>("Q8_0", GGML_TYPE_Q8_0);
     test<block_q5_0>("Q5_0", GGML_TYPE_Q5_0);
+    test<block_q5_1>("Q5_1", GGML_TYPE_Q5_1);
     test<block_q4_0>("Q4_0", GGML_TYPE_Q4_0);
+    test<block_q4_1>("Q4_1", GGML_TYPE_Q4_1);
+    test<block_q2_0>("Q2_0", GGML_TYPE_Q2_0);
+    test<block_q1_0>("Q1_0", GGML_TYPE_Q1_0);
     test<block_iq4_nl>("IQ4_NL", GGML_TYPE_IQ4_NL);
     test<block_mxfp4>("MXFP4", GGML_TYPE_MXFP4);
     test<block_q6_K>("Q6_K", GGML_TYPE_Q6_K);
@@ -185,4 +205,8 @@ int main() {
     test<block_iq2_s>("IQ2_S", GGML_TYPE_IQ2_S);
     test<block_iq2_xs>("IQ2_XS", GGML_TYPE_IQ2_XS);
     test<block_iq2_xxs>("IQ2_XXS", GGML_TYPE_IQ2_XXS);
+    test<block_iq1_s>("IQ1_S", GGML_TYPE_IQ1_S);
+    test<block_iq1_m>("IQ1_M", GGML_TYPE_IQ1_M);
+    test<block_tq2_0>("TQ2_0", GGML_TYPE_TQ2_0);
+    test<block_tq1_0>("TQ1_0", GGML_TYPE_TQ1_0);
 }

@@ -25,7 +25,8 @@ KERNEL = "ggml-cpu/large-batch.cpp"
 #: Registers of rows in a tile, where it says so: with 4 of AVX2 a tile is as high as with AVX-512.
 HEIGHT = ("ggml-cpu/large-batch-kernels.h", "constexpr int VECTORS   = 2;")
 TYPES = ["Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"]
-TYPES += ["IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"]
+TYPES += ["IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M"]
+TYPES += ["TQ2_0", "TQ1_0", "Q5_1", "Q4_1", "Q2_0", "Q1_0"]
 #: ggml's for a CPU with AMX: ggml/src/CMakeLists.txt, sapphirerapids.
 FEATURES = ("sse4.2", "f16c", "fma", "bmi2", "avx2", "avx512f", "avx512cd", "avx512vl", "avx512dq")
 FEATURES += ("avx512bw", "avx512vbmi", "avx512vnni", "avx512bf16", "amx-tile", "amx-int8")

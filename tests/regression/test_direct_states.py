@@ -38,8 +38,8 @@ def decode(context: Context, n: int, start: int) -> list[bytes]:
 @pytest.mark.parametrize("snapshots", [True, False])
 @pytest.mark.parametrize("n", [1, SNAPSHOTS, SNAPSHOTS + 1, 12])
 def test_the_copy_follows_each_delta_net(model: Model, n: int, snapshots: bool) -> None:
-    """Nothing that computes may come between them; else the patch does nothing any more. What may be
-    taken back leaves no state, and follows a copy."""
+    """Nothing that computes may come between them; else the patch does nothing any more. What may
+    be taken back leaves no state, and follows a copy."""
     with trunk(model, n_rs_seq=SNAPSHOTS, trace=True) as traced:
         traced.set_snapshots(snapshots)
         decode(traced, n, 0)

@@ -70,7 +70,9 @@ def test_random_lengths_and_rollbacks(steps: Context, rounds: Context, seed: int
         back = choose.randint(0, min(rounds.rewind(seq), n - 1))
         if back:
             assert rounds.remove(past + n - back, seq)
-        expected = [step(steps, texts[seq][i : i + 1], seq)[0] for i in range(past, past + n - back)]
+        expected = [
+            step(steps, texts[seq][i : i + 1], seq)[0] for i in range(past, past + n - back)
+        ]
         if n <= SNAPSHOTS + 1:
             assert got[: n - back] == expected, (turn, n, back)
         if turn % 7 == 6 and n <= SNAPSHOTS + 1:

@@ -41,7 +41,9 @@ def test_without_snapshots_it_is_the_graph_of_a_context_that_keeps_none(
             rest.remove(node)
         layers = len(model.info.recurrent_layers) * -(-n // N_UBATCH)
         assert Counter(op for op, _ in rest) == {
-            "GET_ROWS": 3 * layers, "GATED_DELTA_NET": layers, "CPY": layers
+            "GET_ROWS": 3 * layers,
+            "GATED_DELTA_NET": layers,
+            "CPY": layers,
         }
         states = [bytes(c.save_state(recurrent_only=True)) for c in (plain, rollback)]
         assert states[0] == states[1]
