@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         metavar="K",
-        help="drafts per round; each needs a rollback state",
+        help="drafts per round; room to take them back is part of the memory",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
