@@ -335,7 +335,7 @@ def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
             [sys.executable, str(script), *map(str, arguments)],
             capture_output=True,
             text=True,
-            timeout=float(os.environ.get("PYLLAMA_TEST_TIME_LIMIT", "120")),
+            timeout=float(os.environ.get("PYLLAMA_TEST_TIME_LIMIT", "300")),
             env=environment(**(env or {})),
         )
 
