@@ -68,3 +68,22 @@ def every_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def printed_by(*command: object, **variables: str) -> str:
+    """What a command prints; it must succeed."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **variables})
+    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def patched_tree(tree: Path) -> Path:
+    """Upstream's tree with all patches, written there, with the header that cmake writes."""
+    root = Path(__file__).parents[1]
+    printed_by(sys.executable, root / "vendor" / "fetch.py")
+    queue = (sys.executable, root / "patches" / "patchqueue.py")
+    printed_by(*queue, "apply", "--dest", tree, "--variant", "patched")
+    version = '#define GGML_VERSION ""\n#define GGML_COMMIT ""\n'
+    (tree / "ggml" / "src" / "ggml-version.h").write_text(version)
+    return tree

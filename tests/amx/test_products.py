@@ -6,16 +6,16 @@ has the instructions of AMX in C++.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from ..processes import patched_tree, printed_by
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -39,24 +39,9 @@ pytestmark = [
 ]
 
 
-def run(*command: object, **variables: str) -> str:
-    """What a command prints; it must succeed."""
-    words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **variables})
-    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The patched tree, with the header that cmake writes."""
-    tree = tmp_path_factory.mktemp("amx") / "tree"
-    run(sys.executable, ROOT / "vendor" / "fetch.py")
-    queue = (sys.executable, ROOT / "patches" / "patchqueue.py")
-    run(*queue, "apply", "--variant", "patched", "--dest", tree)
-    version = '#define GGML_VERSION ""\n#define GGML_COMMIT ""\n'
-    (tree / "ggml" / "src" / "ggml-version.h").write_text(version)
-    return tree
+    return patched_tree(tmp_path_factory.mktemp("amx") / "tree")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +55,7 @@ def compiled(tree: Path) -> Callable[..., Path]:
         target = tree / (name.replace("/", "-") + ".o")
         language = ("gcc", "-std=c11") if file.suffix == ".c" else ("g++", "-std=c++17")
         flags = (*language, "-D_GNU_SOURCE", "-ffunction-sections", *include, *flags)
-        run(*flags, "-c", file, "-o", target)
+        printed_by(*flags, "-c", file, "-o", target)
         return target
 
     return compiled
@@ -87,7 +72,7 @@ def program(
     header.write_text(text.replace(HEIGHT[1], HEIGHT[1].replace("2", str(request.param))))
     made, flags = tree / "products", ("-march=haswell", "-Wall", "-Wextra", "-Wno-unused-function")
     emulated = compiled(KERNEL, "-O1", "-Werror", *flags, "-include", HERE / "emulated.h")
-    run("g++", *rest, emulated, "-Wl,--gc-sections", "-pthread", "-o", made)
+    printed_by("g++", *rest, emulated, "-Wl,--gc-sections", "-pthread", "-o", made)
     yield made
     header.write_text(text)
 
@@ -106,7 +91,7 @@ def differing(printed: str) -> dict[str, int]:
 
 def test_tiles_change_no_bit(program: Path) -> None:
     """All types, matrices of any size, experts with any number of tokens, several threads."""
-    found = differing(run(program))
+    found = differing(printed_by(program))
     assert found.pop("products") > 100_000
     assert found == dict.fromkeys(TYPES, 0)
 
@@ -116,7 +101,7 @@ def test_without_right_tiles_other_instructions_serve(
     program: Path, cpu: str, products: int
 ) -> None:
     """The system may permit no tiles. If their first products are wrong there are no others."""
-    found = differing(run(program, EMULATED_AMX=cpu))
+    found = differing(printed_by(program, EMULATED_AMX=cpu))
     assert found.pop("products") <= products
     assert found == dict.fromkeys(TYPES, 0)
 
@@ -128,5 +113,7 @@ def test_compilers_make_the_instructions(compiled: Callable[..., Path]) -> None:
     )
     if probe.returncode != 0 or shutil.which("objdump") is None:
         pytest.skip("g++ does not know AMX, or no objdump")
-    listing = run("objdump", "-d", "--no-show-raw-insn", compiled(KERNEL, "-O1", *SAPPHIRE_RAPIDS))
+    listing = printed_by(
+        "objdump", "-d", "--no-show-raw-insn", compiled(KERNEL, "-O1", *SAPPHIRE_RAPIDS)
+    )
     assert set(re.findall(r"\b(?:tdp\w+|tile\w+|\w+tilecfg)\b", listing)) == INSTRUCTIONS
