@@ -34,7 +34,7 @@ from .llama.vision import PlacedImage
 from .machine import waited_for_core
 from .promptfile import ProcessedPrompt, put_back
 from .promptstore import MIB, PromptStore, Stored
-from .sequence import Sequence, shared_tokens
+from .sequence import Drafts, Sequence, shared_tokens
 from .settings import HEAD_TYPES, Settings
 from .telemetry import Telemetry
 
@@ -578,10 +578,16 @@ class Engine:
         outputs = np.ones(len(ids), dtype=np.int8)
         if forced:
             outputs[:-1] = 0
+        batch = Batch(ids, at, of, outputs)
+        if any(one.drafts.to_come for one in sequences):
+            target.draft_and_decode(batch, n_rows - 1)
+        else:
+            target.decode_batch(batch)
+            target.synchronize()
         for one in sequences:
-            one.batch = ids[one.entry : one.entry + n_rows]
-        target.decode_batch(Batch(ids, at, of, outputs))
-        target.synchronize()
+            one.batch = batch.tokens[one.entry : one.entry + n_rows]
+            if one.drafts.to_come:
+                one.drafts = Drafts(one.batch[1:].tolist())
 
     def _prepare_rows(self, sequences: list[Sequence]) -> None:
         """Have the next decode leave rows that all samplers can use: the best token, some best

@@ -30,12 +30,14 @@ class Drafts:
         distributions: of the draw of each draft; empty where drafts are the head's best tokens.
         looked_up: n-gram drafts, not the head's; see :mod:`.drafting.ngram`.
         forced: the grammar allows no other tokens, so all are accepted.
+        to_come: the verification makes them, in one submission; until then `tokens` are places.
     """
 
     tokens: list[int] = field(default_factory=list)
     distributions: list[Distribution] = field(default_factory=list)
     looked_up: bool = False
     forced: bool = False
+    to_come: bool = False
 
 
 NO_DRAFTS = Drafts()

@@ -17,6 +17,8 @@ uint64_t    llama_mtp_get_output_bytes(const llama_context *) { return 0; }
 bool        llama_mtp_set_draft_head(llama_context *, int32_t, const void *, size_t, const llama_token *, int32_t) { return false; }
 bool        llama_mtp_replace_draft_rows(llama_context *, int32_t, const int32_t *, const llama_token *, const void *, size_t) { return false; }
 int32_t     llama_mtp_use_model_draft_head(llama_context *, const llama_token **) { return 0; }
+int32_t     llama_mtp_draft_and_decode(llama_context *, const llama_token *, const llama_seq_id *, int32_t, int32_t, llama_token *) { return -1; }
+bool        llama_mtp_can_draft_and_decode(llama_context *, int32_t, int32_t) { return false; }
 int32_t     llama_mtp_draft(llama_context *, const llama_token *, const llama_seq_id *, int32_t, int32_t, int32_t, const float *, const float *, llama_token *) { return -1; }
 const float * llama_mtp_get_draft_logits(const llama_context *, int32_t * n) { *n = 0; return nullptr; }
 llama_model * llama_mtp_load_model(const char *, const char *, uint32_t, const llama_mtp_tensor *, size_t, llama_model_params) { return nullptr; }

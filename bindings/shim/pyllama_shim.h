@@ -146,6 +146,9 @@ PYLLAMA_API int32_t pyllama_mtp_use_model_draft_head(
 PYLLAMA_API int32_t pyllama_mtp_draft(
         struct llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps,
         int32_t n_candidates, const float * noise, const float * scale, int32_t * drafts, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_draft_and_decode(
+        struct llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps,
+        int32_t * drafts, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_reserve(
         struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
 

@@ -422,6 +422,15 @@ int32_t pyllama_mtp_draft(
     });
 }
 
+int32_t pyllama_mtp_draft_and_decode(
+        llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps, int32_t * drafts,
+        char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] {
+        require_threads(std::max(llama_n_threads(ctx), llama_n_threads_batch(ctx)));
+        return llama_mtp_draft_and_decode(ctx, tokens, seqs, n_seqs, n_steps, drafts);
+    });
+}
+
 int32_t pyllama_mtp_reserve(llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message) {
     return guarded_code(message, n_message, [&] { return llama_mtp_reserve(ctx, n_seqs, n_steps); });
 }

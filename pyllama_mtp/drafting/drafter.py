@@ -45,6 +45,11 @@ class Drafter:
         """Up to `n_max` drafts, at least 1, of what follows the newest token of each sequence."""
         return [NO_DRAFTS for _ in sequences]
 
+    def to_come(self, sequences: list[Sequence], n: int) -> bool:
+        """Whether the verification itself can make `n` drafts for each of these sequences, whose
+        samplers take any token."""
+        return False
+
     def decoded(self, sequences: list[Sequence], kept: list[int]) -> None:
         """The target has just decoded `batch` of each sequence. The first `kept` tokens of it, at
         least 1, are text, and the rest was rejected."""
@@ -147,6 +152,15 @@ class HeadDrafter(Drafter):
             Drafts(column, self._distributions(i, one, n) if one.draws else [])
             for i, (one, column) in enumerate(zip(sequences, ids[:n].T.tolist(), strict=True))
         ]
+
+    def to_come(self, sequences: list[Sequence], n: int) -> bool:
+        """See :meth:`.Drafter.to_come`. On a CPU there is nothing to gain."""
+        return (
+            self.context.model.on_gpu
+            and self.p_min == 0
+            and not any(one.draws for one in sequences)
+            and self.context.can_draft_and_decode(len(sequences), n)
+        )
 
     def _n_probable(self, n_max: int) -> int:
         """Steps before each sequence has had an improbable draft."""

@@ -362,16 +362,49 @@ class Context(Owned, OfThisProcess):
         """Process a batch of any sequences; for the errors see :meth:`decode`."""
         batch.check(self)
         view, alive = batch.view(self)
+        self._decode(batch, "decode", self._lib.pyllama_decode, self._batch, view)
+        del alive
+
+    def _decode(self, batch: Batch, what: str, function: Any, *arguments: Any) -> None:
+        """Call a function of the shim that decodes a batch."""
         if self._trace:
             self._trace.clear()
         self._rewind = {}
         self._settled = not (self.model.on_gpu or self.model.rpc_servers)
         n_rows = len(batch.tokens)
-        kind = "decode", n_rows, int(np.count_nonzero(batch.outputs))
+        kind = what, n_rows, int(np.count_nonzero(batch.outputs))
         self.last_outputs, self._left_greedy = batch.outputs, self.greedy
-        self.compute(n_rows, kind, self._lib.pyllama_decode, self._batch, view)
-        del alive
+        self.compute(n_rows, kind, function, *arguments)
         self._rewind = self._rewinds(batch.seqs)
+
+    def can_draft_and_decode(self, n_seqs: int, n: int) -> bool:
+        """Whether :meth:`draft_and_decode` can make `n` drafts for each of so many sequences: in a
+        context with_mtp, unless an adapter or the MTP block has other embeddings than the trunk."""
+        return bool(self._lib.llama_mtp_can_draft_and_decode(self.handle, n_seqs, n))
+
+    def draft_and_decode(self, batch: Batch, n: int) -> None:
+        """A round in one submission: as :func:`.compute_drafts`, and then :meth:`decode_batch` of
+        what was drafted, which does not come to the host in between.
+
+        Args:
+            batch: of each sequence its newest token and places for `n` drafts, one sequence after
+                the other; all are outputs. The drafts are written into `batch.tokens`.
+
+        Raises:
+            FatalDecodeError: the logits of a draft hold a NaN (on a GPU drafts do not tell).
+            UsageError, DecodeError: as :meth:`decode_batch`.
+        """
+        batch.check(self)
+        rows = batch.tokens.reshape(-1, n + 1)
+        newest, seqs = rows[:, 0].copy(), batch.seqs.reshape(rows.shape)[:, 0].copy()
+        drafts = np.empty((n, len(rows)), dtype=np.int32)
+        ids = [self._ffi.from_buffer("int32_t[]", array) for array in (newest, seqs, drafts)]
+        function = self._lib.pyllama_mtp_draft_and_decode
+        self._decode(batch, "round", function, *ids[:2], len(rows), n, ids[2])
+        self._settled = True
+        if drafts.min() < 0:
+            raise FatalDecodeError(native.NAN)
+        rows[:, 1:] = drafts.T
 
     def synchronize(self) -> None:
         """Wait until the last decode has finished: devices and workers go on after it returns.

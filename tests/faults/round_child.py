@@ -122,6 +122,37 @@ def fail_in_verification(model: Model, step: int) -> int:
             raise AssertionError(n)
 
 
+def fail_in_saving(model: Model, step: int) -> int:
+    """A state is saved with all that is pending in it, or not at all."""
+    one = Round(model)
+    context = one.context
+
+    def verify() -> None:
+        context.clear()
+        context.load_state(one.state)
+        context.decode_batch(batch_of([7, 8, 9], N))
+        assert context.remove(N + 2)
+
+    verify()
+    wanted = bytes(context.save_state())
+    n = 0
+    while True:
+        verify()
+        FAIL(n)
+        try:
+            saved = bytes(context.save_state())
+        except PyllamaMtpError:
+            tried = FAIL(-1)
+            assert bytes(context.save_state()) == wanted, f"the state, later than failure {n}"
+        else:
+            tried = FAIL(-1)
+            assert saved == wanted, f"the state after failure {n}"
+        if tried <= n:
+            context.close()
+            return n
+        n += step
+
+
 def main(path: str, fewer: int) -> None:
     with Model(path) as model:
         again = Round(model)
@@ -136,6 +167,7 @@ def main(path: str, fewer: int) -> None:
 
             print(name, "first", first.fail_everywhere(fresh, 5 * fewer))
             first.context.close()
+        print("save", fail_in_saving(model, 3 * fewer))
         print("verify", fail_in_verification(model, 29 * fewer))
 
 
