@@ -82,7 +82,7 @@ SECTIONS = (
             "--mmproj {models}/encoder-0.8b.gguf --no-ngram --repeat 3 --peers llama-server",
             ("0.8b-q4_k_m",)),
     Section("gpu", "On a GPU",
-            f"-p 1k,8k,32k -n 192 --depths 0,2,3,4,auto --no-ngram --repeat 3 {PEERS}",
+            f"-p 1k,8k -n 192 --depths 0,2,3,4,auto --no-ngram --repeat 3 {PEERS}",
             ("qwen3.6-27b", "qwen3.6-35b-a3b")),
 )  # fmt: skip
 

@@ -286,6 +286,8 @@ class Tune:
 TOKENS = 48
 #: Sizes of n_ubatch that are compared with the size that is set.
 UBATCHES = (256, 512, 1024)
+#: On a GPU: experts of 2,048 tokens took an H100 0.6 of the time that they took by 512.
+GPU_UBATCHES = (512, 1024, 2048)
 #: Tokens of the prompt that they are compared on, at most, and most seconds for all sizes once.
 UBATCH_PROMPT, UBATCH_S, UBATCH_REPEAT = 2048, 20.0, 5
 
@@ -313,7 +315,8 @@ def _ubatches(model: Model, settings: Settings, prefill_tps: float) -> Plan | No
     room = (settings.n_ctx or model.n_ctx_train) - 1
     size = min(room, UBATCH_PROMPT, int(prefill_tps * UBATCH_S / len(UBATCHES)))
     usual = min(settings.n_ubatch, settings.n_batch)
-    sizes = sorted(n for n in {*UBATCHES, usual} if n <= min(size, settings.n_batch))
+    compared = GPU_UBATCHES if model.on_gpu else UBATCHES
+    sizes = sorted(n for n in {*compared, usual} if n <= min(size, settings.n_batch))
     if usual not in sizes or len(sizes) < 2:
         return None
     return Plan((size,), (0,), 1, UBATCH_REPEAT, {"n_ubatch": tuple(sizes)})

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_mtp.models.synth import write_synthetic
+
 from ..preloaded import compile_library, run_preloaded
 
 HERE = Path(__file__).parent
@@ -28,17 +30,20 @@ def run(library: Path, script: str, *arguments: object) -> str:
 
 #: Settings, and what drafting and verifying then take: graphs, uploads, downloads, waits.
 ROUNDS: list[tuple[dict[str, object], tuple[int, ...], tuple[int, ...]]] = [
-    ({}, (1, 3, 1, 1), (1, 6, 1, 1)),
-    ({"p_min": 0.01}, (1, 3, 2, 1), (1, 6, 1, 1)),
-    ({"draft_n_max": 0}, (0, 0, 0, 0), (1, 6, 1, 1)),
+    ({}, (0, 0, 0, 0), (2, 9, 2, 3)),
+    ({"p_min": 0.01}, (1, 3, 2, 2), (1, 6, 1, 2)),
+    ({"draft_n_max": 0}, (0, 0, 0, 0), (1, 6, 1, 2)),
 ]
 
 
-def test_a_round(library: Path, demo_file: Path) -> None:
-    """Two graphs, none of which leaves the device, and one wait for what is read of each."""
+def test_a_round(library: Path, tmp_path: Path) -> None:
+    """Two graphs, none of which leaves the device, and one wait for what is read of both; with
+    p_min drafts come to the host first. Before each graph is a wait for its inputs."""
+    # CUDA leaves convolutions to the CPU where 128 does not divide the channels: the demo model's.
+    model = write_synthetic(tmp_path / "tiny.gguf", "tiny", "f16", head_noise=0.05)
     usual = {"draft_n_max": 3, "ngram": False, "draft_vocab": 300, "draft_follow": False}
     chosen = json.dumps([{**usual, **options} for options, *_ in ROUNDS])
-    lines = run(library, "count.py", demo_file, chosen).splitlines()
+    lines = run(library, "count.py", model, chosen).splitlines()
     for (options, draft, verify), line in zip(ROUNDS, lines, strict=True):
         found = json.loads(line)
         rounds = {phase: tuple(counts.values()) for phase, counts in found["round"].items()}
