@@ -83,7 +83,7 @@ def test_quantized_caches(demo_pair: Pair, kind: str) -> None:
 def test_experts(moe_pair: Pair, options: dict[str, object]) -> None:
     got = written(moe_pair.there, moe_pair.prompts[0], **options)
     assert got.tokens == moe_pair.texts[0]
-    if options == {}:  # few tokens may hold none of the text's
+    if options.get("depth", DEPTH):
         assert sum(got.telemetry.accepted) > 0
 
 
