@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .llama.batch import Floats, KeptRow
+    from .llama.batch import Floats, KeptRow, State
 
 #: Tokens at a prompt's end that the next prompt may not share: a chat template's opening of the
 #: answer, an empty thinking part.
@@ -42,7 +42,7 @@ class Checkpoint:
     """
 
     n_past: int
-    state: bytes | bytearray
+    state: State
     carry: Floats | None = None
     row: KeptRow | None = None
 

@@ -39,7 +39,7 @@ from .settings import HEAD_TYPES, Settings
 from .telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from .llama.batch import KeptRow
+    from .llama.batch import KeptRow, State
     from .request import Request
 
 #: Tokens of a chunk of the gated delta rule, as llama.cpp computes it. Parts of a prompt that have
@@ -181,7 +181,7 @@ def _wanted(requests: list[Request]) -> tuple[bool, int]:
     return few, most
 
 
-def go_back(target: Context, state: bytes | bytearray, n_past: int, seq: int = SEQ) -> None:
+def go_back(target: Context, state: State, n_past: int, seq: int = SEQ) -> None:
     """Cut a sequence of the target to `n_past` positions; `state` is its recurrent state there.
     Raises FatalDecodeError: llama.cpp refused."""
     target.load_state(state, recurrent_only=True, seq=seq)

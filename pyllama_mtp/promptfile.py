@@ -39,7 +39,7 @@ from msgspec import Meta, Struct
 from .checkpoints import Checkpoint
 from .errors import InsufficientMemoryError, ModelFileError, PromptFileError, UsageError
 from .files import replacing
-from .llama.batch import KeptRow
+from .llama.batch import KeptRow, State
 from .machine import available_memory
 from .models.ggufheader import ArraySummary, Value
 from .models.modelinfo import GGUFInfo
@@ -149,8 +149,8 @@ class ProcessedPrompt:
     """
 
     tokens: list[int]
-    target: bytes | bytearray
-    draft: bytes | bytearray | None
+    target: State
+    draft: State | None
     draft_n_past: int
     carry: Floats | None
     identity: dict[str, str | int]
@@ -226,10 +226,10 @@ def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
             archive.writestr(zipfile.ZipInfo(name), data)
 
 
-def _members(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
+def _members(prompt: ProcessedPrompt) -> dict[str, State]:
     """The archive's members, by name, in file order."""
     tokens = np.array([max(token, -1) for token in prompt.tokens], dtype="<i4")
-    sections: dict[str, bytes | bytearray] = {"tokens": tokens.tobytes(), "target": prompt.target}
+    sections: dict[str, State] = {"tokens": tokens.tobytes(), "target": prompt.target}
     if prompt.draft is not None:
         sections["draft"] = prompt.draft
     if prompt.carry is not None:

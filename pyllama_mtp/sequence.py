@@ -15,7 +15,7 @@ from .llama.batch import Floats, Ints
 from .llama.vision import PlacedImage, position
 
 if TYPE_CHECKING:
-    from .llama.batch import KeptRow
+    from .llama.batch import KeptRow, State
     from .promptfile import SavedImage
     from .request import Request
     from .telemetry import Telemetry
@@ -129,7 +129,7 @@ class Sequence:
     n_usable: int = 0
     batch: Ints = field(default_factory=lambda: _NONE)
     entry: int = 0
-    state_before: bytes | bytearray = b""
+    state_before: State = b""
     n_drafted_for: int = 0
     carry: Floats | None = None
 

@@ -24,6 +24,9 @@ enum ggml_backend_dev_type ggml_backend_dev_type(ggml_backend_dev_t device);
 typedef struct ggml_backend_buffer_type * ggml_backend_buffer_type_t;
 ggml_backend_buffer_type_t ggml_backend_dev_buffer_type(ggml_backend_dev_t device);
 const char *               ggml_backend_buft_name(ggml_backend_buffer_type_t buft);
+typedef struct ggml_backend_buffer * ggml_backend_buffer_t;
+void * ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer);
+void   ggml_backend_buffer_free    (ggml_backend_buffer_t buffer);
 
 // A backend's functions, by name. RPC's are in a library of their own, which some builds lack.
 ggml_backend_reg_t ggml_backend_reg_by_name(const char * name);

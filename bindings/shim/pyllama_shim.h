@@ -152,6 +152,9 @@ PYLLAMA_API int32_t pyllama_mtp_draft_and_decode(
 PYLLAMA_API int32_t pyllama_mtp_reserve(
         struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
 
+// Memory of the host, page-locked where there is a GPU and on_gpu is true; NULL: there is none.
+PYLLAMA_API ggml_backend_buffer_t pyllama_host_memory(size_t size, bool on_gpu, char * message, size_t n_message);
+
 // llama_state_seq_{get_size,get_data,set_data}_ext(); 0 on failure.
 PYLLAMA_API size_t pyllama_state_seq_get_size(
         struct llama_context * ctx, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);

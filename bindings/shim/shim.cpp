@@ -435,6 +435,16 @@ int32_t pyllama_mtp_reserve(llama_context * ctx, int32_t n_seqs, int32_t n_steps
     return guarded_code(message, n_message, [&] { return llama_mtp_reserve(ctx, n_seqs, n_steps); });
 }
 
+ggml_backend_buffer_t pyllama_host_memory(size_t size, bool on_gpu, char * message, size_t n_message) {
+    return guarded_or_null(message, n_message, [&]() -> ggml_backend_buffer_t {
+        ggml_backend_buffer_type_t type = nullptr;
+        for (size_t i = 0; on_gpu && !type && i < ggml_backend_dev_count(); ++i) {
+            type = ggml_backend_dev_host_buffer_type(ggml_backend_dev_get(i));
+        }
+        return ggml_backend_buft_alloc_buffer(type ? type : ggml_backend_cpu_buffer_type(), size);
+    });
+}
+
 size_t pyllama_state_seq_get_size(
         llama_context * ctx, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message) {
     return guarded_or_null(message, n_message, [&] { return llama_state_seq_get_size_ext(ctx, seq_id, flags); });

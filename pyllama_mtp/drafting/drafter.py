@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from ..llama.batch import Floats, Ints
+from ..llama.batch import Floats, Ints, State
 from ..llama.context import Context
 from ..llama.drafthead import compute_drafts, draft_logits
 from ..sequence import NO_DRAFTS, Drafts, Sequence
@@ -77,13 +77,11 @@ class Drafter:
         """Keep at most the positions below `n_past`; `carry` is the state of the last one, if a
         checkpoint has it."""
 
-    def save(self, sequence: Sequence) -> tuple[bytearray | None, int, Floats | None]:
+    def save(self, sequence: Sequence) -> tuple[State | None, int, Floats | None]:
         """What :meth:`load` needs, for a file: the cache, the positions in it, [n_embd] float32."""
         return None, 0, None
 
-    def load(
-        self, sequence: Sequence, state: bytes | bytearray, n_past: int, carry: Floats | None
-    ) -> None:
+    def load(self, sequence: Sequence, state: State, n_past: int, carry: Floats | None) -> None:
         """Put back what :meth:`save` gave."""
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import UsageError
-from ..llama.batch import Batch, Floats, Ints
+from ..llama.batch import Batch, Floats, Ints, State
 from ..llama.context import Context
 from ..llama.contextoptions import ContextOptions
 from ..sequence import Drafts, Sequence
@@ -115,7 +115,7 @@ class UpstreamDrafter(HeadDrafter):
         elif n_past < sequence.n_drafted_for or carry is not None:
             sequence.n_drafted_for, sequence.carry = n_past, carry
 
-    def save(self, sequence: Sequence) -> tuple[bytearray | None, int, Floats | None]:
+    def save(self, sequence: Sequence) -> tuple[State | None, int, Floats | None]:
         """See :meth:`.Drafter.save`."""
         n_past, carry = sequence.n_drafted_for, sequence.carry
         if not n_past:
@@ -124,9 +124,7 @@ class UpstreamDrafter(HeadDrafter):
         state = self.context.save_state(seq=sequence.id)
         return state, n_past, None if carry is None else carry[0]
 
-    def load(
-        self, sequence: Sequence, state: bytes | bytearray, n_past: int, carry: Floats | None
-    ) -> None:
+    def load(self, sequence: Sequence, state: State, n_past: int, carry: Floats | None) -> None:
         """See :meth:`.Drafter.load`."""
         self.context.load_state(state, seq=sequence.id)
         sequence.n_drafted_for = n_past

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
+State = bytes | bytearray | memoryview  # of a sequence, or of its recurrent layers
 SEQ = 0  # the sequence of a driver that has one
 
 

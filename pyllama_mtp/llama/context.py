@@ -20,9 +20,9 @@ from ..errors import (
 )
 from ..machine import Threads, available_memory
 from . import native
-from .batch import SEQ, Batch, Floats, Ints, KeptRow
+from .batch import SEQ, Batch, Floats, Ints, KeptRow, State
 from .contextoptions import ContextOptions, Node, Trace
-from .native import Exclusive, OfThisProcess, Owned, decode_error
+from .native import Exclusive, HostMemory, OfThisProcess, Owned, decode_error
 
 if TYPE_CHECKING:
     from .model import Model
@@ -85,7 +85,8 @@ class Context(Owned, OfThisProcess):
         self._block = 0
         self._settled = True  # what the last decode computed is known to be here
         self._snapshots = True
-        self._on_device: dict[int, bytearray] = {}  # by sequence: the state kept on its device
+        self._on_device: dict[int, State] = {}  # by sequence: the state kept on its device
+        self._checkpoint_memory = HostMemory(model.on_gpu)
         #: By sequence, for images in the cache: last position, and the one at which text goes on.
         self._image_ends: dict[int, dict[int, int]] = {}
         self._rewind: dict[int, int] = {}  # by sequence: positions that its state can go back
@@ -627,7 +628,7 @@ class Context(Owned, OfThisProcess):
 
     def save_state(
         self, recurrent_only: bool = False, seq: int = SEQ, on_device: bool = False
-    ) -> bytearray:
+    ) -> State:
         """The cache of a sequence, as bytes for :meth:`load_state`.
 
         Args:
@@ -642,10 +643,11 @@ class Context(Owned, OfThisProcess):
         if size == 0:
             self._raise_what_came()
             raise self._state_error("saved")
+        data: State
         try:
             if size > LARGE_STATE and not recurrent_only and size > available_memory():
                 raise MemoryError
-            data = bytearray(size)
+            data = self._checkpoint_memory.take(size) if recurrent_only else bytearray(size)
         except MemoryError:
             raise InsufficientMemoryError(f"no memory for a state of {size} bytes") from None
         target = self._ffi.from_buffer("uint8_t[]", data)
@@ -654,15 +656,12 @@ class Context(Owned, OfThisProcess):
         if n == 0:
             raise self._state_error("saved")
         self._rewind.pop(seq, None)  # what was pending has been taken in
-        del target  # cffi's hold on the buffer
-        del data[n:]
+        data = data[:n] if n < size else data
         if on_device:
             self._on_device[seq] = data
         return data
 
-    def load_state(
-        self, data: bytes | bytearray, recurrent_only: bool = False, seq: int = SEQ
-    ) -> None:
+    def load_state(self, data: State, recurrent_only: bool = False, seq: int = SEQ) -> None:
         """Put back what :meth:`save_state` gave for a context of the same model and settings.
 
         Raises:

@@ -25,9 +25,10 @@ import threading
 import time
 import weakref
 from _thread import RLock
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -397,6 +398,43 @@ class Owned:
         if kind is not None and not issubclass(kind, Exception):  # Ctrl-C, or the program ends
             be_patient_no_longer()
         self.close()
+
+
+class HostMemory:
+    """Host memory that is used again: writing to fresh pages takes several times as long.
+
+    Args:
+        on_gpu: page-locked memory, to which a GPU copies several times as fast.
+    """
+
+    def __init__(self, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        self._unused: dict[int, list[Any]] = {}  # by size
+        self._message = load().ffi.new("char[256]")
+
+    def take(self, size: int) -> memoryview:
+        """[size] bytes of any contents, which come back here when nobody refers to them any more.
+
+        Raises:
+            InsufficientMemoryError: there is no room.
+        """
+        ffi, lib = load().ffi, load().lib
+        unused = self._unused.setdefault(size, [])
+        try:
+            memory = unused.pop()
+        except IndexError:
+            message = self._message
+            memory = lib.pyllama_host_memory(size, self._on_gpu, message, len(message))
+            if not memory:
+                raise InsufficientMemoryError(f"no memory for a state of {size} bytes") from None
+            memory = ffi.gc(memory, partial(_free_here, lib.ggml_backend_buffer_free, os.getpid()))
+        start = ffi.cast("uint8_t *", lib.ggml_backend_buffer_get_base(memory))
+        return memoryview(ffi.buffer(ffi.gc(start, lambda _: unused.append(memory)), size))
+
+
+def _free_here(free: Callable[[Any], None], process: int, memory: Any) -> None:
+    if os.getpid() == process:  # not in a forked child: the memory is a device's, too
+        free(memory)
 
 
 class OfThisProcess:

@@ -11,6 +11,7 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import ContextClosedError
+from pyllama_mtp.llama.batch import State
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 
@@ -174,3 +175,31 @@ def test_a_dropped_session_is_freed(demo: Model) -> None:
     del session
     gc.collect()
     assert not set(demo.contexts) - before
+
+
+def test_memory_of_checkpoints_is_used_again(demo: Model) -> None:
+    """Not before nobody refers to it; and a state may outlive its context."""
+
+    def address(state: State) -> int:
+        return int(np.frombuffer(state, dtype=np.uint8).ctypes.data)
+
+    with Context(demo, SMALL) as context:
+        context.decode(ONE, 0, OUT)
+        kept, dropped = (context.save_state(recurrent_only=True) for _ in range(2))
+        part = memoryview(dropped)[10:20]
+        bits, there = bytes(kept), address(dropped)
+        assert address(kept) != there
+        context.decode(ONE, 1, OUT)
+        del dropped
+        other = context.save_state(recurrent_only=True)
+        assert address(other) not in (there, address(kept))
+        del part
+        gc.collect()
+        again = context.save_state(recurrent_only=True)
+        assert address(again) == there
+        assert bytes(again) == bytes(other) != bits == bytes(kept)
+        context.load_state(kept, recurrent_only=True)
+        assert bytes(context.save_state(recurrent_only=True)) == bits
+    del context
+    gc.collect()
+    assert bytes(kept) == bits
