@@ -40,9 +40,11 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,9 @@ from pyllama_mtp.settings import available_threads
 
 #: File types with all matrices in one type.
 _UNIFORM = ("f32", "f16", "q8_0")
+
+#: Bytes of tensors that are drawn before it is their turn.
+AHEAD = 1 << 29
 
 #: The example model, of a size in common use: shape, file type and head noise. Its name changes
 #: whenever its contents do.
@@ -187,10 +192,36 @@ def write_synthetic(
             os.truncate(part, part.stat().st_size + n_bytes)
         else:
             drawn = ((spec, how_to_draw(spec, shape, head_noise)) for spec in specs)
-            data = (tensor_chunks(spec, types[spec.name], seed, draw) for spec, draw in drawn)
+            data = _ahead(
+                (_size(spec, types), partial(tensor_chunks, spec, types[spec.name], seed, draw))
+                for spec, draw in drawn
+            )
             with part.open("ab") as file:
                 file.writelines(padded_data(data, ALIGNMENT, n_bytes, progress))
     return target
+
+
+def _ahead(jobs: Iterable[tuple[int, Callable[[], Iterable[bytes]]]]) -> Iterator[list[bytes]]:
+    """What the jobs give, in their order, computed on all threads.
+
+    Args:
+        jobs: bytes of a result, and what computes its parts. No more are begun than AHEAD bytes,
+            but one.
+    """
+    n_ahead, begun = 0, deque[tuple[int, Future[list[bytes]]]]()
+    with ThreadPoolExecutor(available_threads()) as pool:
+        try:
+            for size, parts in jobs:
+                while begun and n_ahead + size > AHEAD:
+                    done, future = begun.popleft()
+                    n_ahead -= done
+                    yield future.result()
+                begun.append((size, pool.submit(lambda parts: [*parts()], parts)))
+                n_ahead += size
+            while begun:
+                yield begun.popleft()[1].result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def synthetic_size(shape: ModelShape, tensor_type: str) -> int:
