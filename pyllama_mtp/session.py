@@ -339,7 +339,8 @@ class Contexts(Owned):
 
     def copy_from(self, other: Contexts) -> int:
         """Continue from the text of another session, as from a file of :meth:`save`; of several
-        sequences, it is that of the first. Returns the number of tokens.
+        sequences, it is that of the first. A session without MTP takes that of one with it, too.
+        Returns the number of tokens.
 
         Raises:
             PromptFileError: a session of another model or settings.

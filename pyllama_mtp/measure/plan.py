@@ -249,6 +249,19 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         """The depths that are numbers."""
         return tuple(depth for depth in self.depths if isinstance(depth, int))
 
+    def filler(self, variant: Variant) -> Variant:
+        """In whose way the context of a variant is filled: without MTP, in that of one with it, if
+        there is any that is like it otherwise. A copy leaves out what MTP has in the context."""
+        if variant.depth or variant.library in self.peers:
+            return variant
+        alike = (
+            one
+            for one in self.variants
+            if one.depth and one.library == variant.library
+            if tuple(axis for axis in one.axes if axis[0] in PLAIN_AXES) == variant.axes
+        )
+        return next(alike, variant)
+
     def kinds(self) -> list[tuple[int, str]]:
         """(size, class) of every group of one repeat, in their order."""
         return [(size, kind) for kind in self.classes for size in self.sizes]
@@ -321,8 +334,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         """Rough time of these variants of a group, in tokens of prefill in an empty context.
 
         A decoded token costs about 10 of prefill, and the warm-up processes the prompt once more.
-        Each way to process a text fills a context, from one length to the next; another program
-        fills one for each sample.
+        Each :meth:`filler` fills a context, from one length to the next; another program fills one
+        for each sample.
 
         Args:
             doubled: tokens in the context at which a token takes twice as long.
@@ -330,8 +343,9 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         work, filled = 0.0, dict[Variant, int]()
         for variant in sorted(variants, key=lambda one: one.n_context):
             n = variant.n_context
-            before = 0 if variant.library in self.peers else filled.get(variant.way, 0)
-            filled[variant.way] = n
+            filler = self.filler(variant).way
+            before = 0 if variant.library in self.peers else filled.get(filler, 0)
+            filled[filler] = n
             work += size + (size + 10 * self.max_tokens) * (1 + n / doubled)
             work += (n - before) * (1 + (n + before) / (2 * doubled))
         return work

@@ -61,7 +61,8 @@ class Task:
         warm_up: tokens of each prompt that the warm-up processes.
         n_context: tokens at the beginning of the only prompt that are in the context already, and
             are no part of the sample.
-        n_ctx_filled: length of the context that is filled for this task and those after it.
+        filled: settings of the session that these tokens are filled into, for this task and those
+            after it; see :func:`filling`.
         stop_at_end: see :class:`.Plan`.
         log_misses: keep every rejected draft.
     """
@@ -72,7 +73,7 @@ class Task:
     max_tokens: int
     warm_up: int
     n_context: int = 0
-    n_ctx_filled: int = 0
+    filled: Settings | None = None
     stop_at_end: bool = False
     log_misses: bool = False
 
@@ -138,8 +139,8 @@ class SideBySide(Protocol):
 class Runner:
     """Sessions of one library in this process, by numbers of the caller's choice.
 
-    Where a task has tokens in the context, a session for each way to process them holds these, and
-    goes on from there for longer ones; the measured sessions get its states.
+    Where a task has tokens in the context, a session for all tasks with the same `filled` holds
+    these, and goes on from there for longer ones; the measured sessions get its states.
 
     Args:
         imaging: for prompts with an image.
@@ -198,10 +199,9 @@ class Runner:
         """The session that holds the first tokens of the task's prompt, and nothing else."""
         from pyllama_mtp import Session
 
-        settings = filling(task.settings, task.n_ctx_filled, self._model)
-        way = repr(settings)
+        way = repr(task.filled)
         if way not in self._filled:
-            self._filled[way] = Session(self._model, settings)
+            self._filled[way] = Session(self._model, task.filled)
         (prompt,) = task.prompts
         assert isinstance(prompt, list)
         self._filled[way].process(prompt[: task.n_context + 1])  # which leaves the last token
@@ -291,6 +291,7 @@ def filling(settings: Settings, n_ctx: int, model: Model) -> Settings:
         draft_n_max=min(settings.depth_limit, heads),
         synthetic_acceptance=None,
         checkpoints=0,
+        ngram=False,
     )
 
 

@@ -251,7 +251,8 @@ class Matrix:
         ours = (one for one in plan.variants if one.library not in plan.peers)
         ways = {one.way: one for one in ours if one.n_context == longest}.values()
         settings = [self._cell_settings(plan.sizes[0], one) for one in ways]
-        filled = [filling(one, one.n_ctx, self._model) for one in settings]
+        fillings = (self._filling(plan.sizes[0], plan.filler(one)) for one in ways)
+        filled = [*{repr(one): one for one in fillings}.values()]
         with self._model.without_memory() as twin:
             each = [simulate(twin, resolve(one, twin)) for one in (*filled, *settings)]
         needed = []
@@ -259,19 +260,20 @@ class Matrix:
             own = [one.total - one.parts["weights"] for one in memories]
             total = sum(own[: len(filled)]) + max(own[len(filled) :])
             name, free = memories[0].name, memories[0].free
-            if name == HOST:  # a state on its way
-                total += max(sum(one.parts["target_context"] for one in way) for way in each)
+            if name == HOST:  # a state on its way, and what is left of it without MTP
+                state = max(sum(one.parts["target_context"] for one in way) for way in each)
+                total += state * (1 + (len(filled) < len(settings)))
             needed.append(f"{gigabytes(total)} of {name}")
             if total > free:
                 raise InsufficientMemoryError(
-                    f"contexts of {longest:,} tokens need {needed[-1]} ({len(filled)} that are "
-                    f"filled and one that is measured), and {gigabytes(free)} are available; use "
+                    f"contexts of {longest:,} tokens need {needed[-1]} ({len(filled)} to "
+                    f"fill and one to measure), and {gigabytes(free)} are available; use "
                     "shorter ones (--at), a smaller cache type (q8_0, q4_0) or fewer axes"
                 )
         per_token = self._probe(settings[0])
         work = (plan.work(one.size, self._to_do(one), self._doubled) for one in plan.groups())
         return (
-            f"contexts of up to {longest:,} tokens, filled {counted(len(settings), 'time')} per "
+            f"contexts of up to {longest:,} tokens, filled {counted(len(filled), 'time')} per "
             f"repeat: at least {', '.join(needed)}, "
             f"roughly {duration(per_token * sum(work))} in all"
         )
@@ -436,7 +438,7 @@ class Matrix:
             task = Task(
                 *(settings, self._request.sampling, own, self.plan.max_tokens, warm_up),
                 n_context=at,
-                n_ctx_filled=self._n_ctx(group.size, longest),
+                filled=self._filling(group.size, self.plan.filler(variant)) if at else None,
                 stop_at_end=self.plan.stop_at_end,
                 log_misses=self._request.log_misses,
             )
@@ -547,6 +549,11 @@ class Matrix:
             draft_n_max=depth,
             **{**SWITCHES, **own},
         )
+
+    def _filling(self, size: int, filler: Variant) -> Settings:
+        """Of the session that fills contexts in the way of a variant."""
+        settings = self._cell_settings(size, filler)
+        return filling(settings, self._n_ctx(size, self.plan.contexts[-1]), self._model)
 
     def _n_ctx(self, size: int, n_context: int) -> int:
         """The context of the cells of a size after so many tokens."""

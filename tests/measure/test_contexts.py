@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyllama_mtp.measure.compare import compare
 from pyllama_mtp.measure.page import curves
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import read_cells
-from pyllama_mtp.measure.runner import Runner, Task
+from pyllama_mtp.measure.runner import Runner, Task, filling
 from pyllama_mtp.measure.schedule import MatrixEvent
 from pyllama_mtp.measure.table import markdown_table, records
 from pyllama_mtp.measure.verdict import summary
@@ -34,6 +35,18 @@ def test_a_repeat_goes_on_from_length_to_length() -> None:
     assert orders[0] == [(at, depth) for at in (50, 100) for depth in (0, 2, 3)]
     assert orders[1] == [(at, depth) for at in (50, 100) for depth in (3, 2, 0)]
     assert orders[2] == [(at, depth) for at in (50, 100) for depth in (2, 3, 0)]
+
+
+def test_one_filling_is_for_all_depths_that_process_a_text_alike() -> None:
+    caches = {"cache_type_k": ("f16", "q8_0"), "n_context": (100, 50)}
+    plan = Plan((24,), (0, 2, "auto"), 9, 2, {**caches, "ngram": (True, False)})
+    ways = {(v.settings["cache_type_k"], v.depth): plan.filler(v).way for v in plan.variants}
+    for cache in ("f16", "q8_0"):
+        assert ways[cache, 0] == ways[cache, 2] and ways[cache, 0].depth == 1
+    assert ways["f16", 0] != ways["q8_0", 0]
+    plain = Plan((24,), (0,), 9, 2, caches)
+    assert {plain.filler(v).way.depth for v in plain.variants} == {0}
+    assert PLAN.work(24, PLAN.variants) == sum(3 * (24 + 24 + 90) + 50 for _ in (50, 100))
 
 
 def test_other_programs_are_measured_at_every_length() -> None:
@@ -65,7 +78,7 @@ def test_what_needs_an_empty_context_is_refused(changes: dict[str, Any], message
 
 
 def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> None:
-    """With MTP and without; every sample goes on from there with the next text, in a fresh
+    """With MTP, for all depths; every sample goes on from there with the next text, in a fresh
     session no longer than it needs. What is left is known after the first length."""
     matrix, events = make(demo, PLAN), list[MatrixEvent]()
     matrix.on_event = events.append
@@ -73,13 +86,10 @@ def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> N
     known = [e.variant.n_context for e in events if e.kind == "start" and e.left_s is not None]
     assert known == [100] * 3 + [50] * 3 + [100] * 3
     filled = [tuple(one) for one in watched.of("process")]
-    assert filled == [
-        *[(0, 51), (1, 51), (1, 51), (0, 101), (1, 101), (1, 101)],
-        *[(1, 51), (1, 51), (0, 51), (1, 101), (1, 101), (0, 101)],
-    ]
+    assert filled == [*[(1, 51)] * 3, *[(1, 101)] * 3] * 2
     opened = [(depth, n_ctx) for depth, n_ctx, _ in watched.of("open")]
-    assert len(opened) == 12 + 2 and opened[:2] == [(0, 256), (0, 256)]
-    assert max(n_open for _, _, n_open in watched.of("open")) == 3 + 2, "one length at a time"
+    assert len(opened) == 12 + 1 and opened[:2] == [(1, 256), (0, 256)]
+    assert max(n_open for _, _, n_open in watched.of("open")) == 3 + 1, "one length at a time"
     prompts = [p for p, options in watched.of("generate") if options["max_tokens"] == 9]
     assert [len(p) for p in prompts] == ([74] * 3 + [124] * 3) * 2
     assert len({p[:50] for p in prompts[:6]}) == 1 and prompts[0] != prompts[6][:74]
@@ -96,14 +106,15 @@ def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> N
 def test_a_sample_after_a_context_is_that_of_the_whole_text(
     demo: Model, watched: Watched, depth: int | str, sync: str
 ) -> None:
-    """Tokens and drafts; going on from one length to the next."""
+    """Tokens and drafts; going on from one length to the next, in a context filled with MTP."""
     text = demo.tokenize("The lengths of the context are filled once for each repeat. " * 20)
     options: dict[str, Any] = {"n_threads": 1, "ngram": False, "n_ctx": 512}
     settings = Settings(draft_n_max=depth, prompt_sync=sync, **options)
     runner, samples, generations = Runner(demo), [], list[Generation]()
     watched.script = dict.fromkeys((1, 3, 5), generations.append)  # before each a warm-up
     for n_context in (0, 60, 150):
-        task = Task(settings, Sampling(), [text[:174]], 30, 8, n_context, 512)
+        filled = filling(replace(settings, draft_n_max=3), 512, demo)
+        task = Task(settings, Sampling(), [text[:174]], 30, 8, n_context, filled)
         runner.begin(n_context, task)
         samples.append(runner.finish(n_context)[0])
     runner.close()
@@ -120,14 +131,14 @@ def test_matrix_at(watched: Watched, cli: Cli) -> None:
     watched.script[5] = interrupt  # the second length, no MTP is warmed up: 4
     result = cli(*AT, "--repeat", "1")
     assert result.code == 130 and "samples in matrix.jsonl: 2" in result.err
-    assert "contexts of up to 512 tokens, filled 2 times per repeat: at least 0.0" in result.err
+    assert "contexts of up to 512 tokens, filled 1 time per repeat: at least 0.0" in result.err
     assert " GB of host memory, roughly " in result.err
     watched.log.clear()
     result = cli(*AT, "--repeat", "1", "--resume", "--format", "markdown")
     assert result.code == 0 and "2 of 4 samples are there" in result.err
     assert "[3/4] prompt 24, no MTP, context 512, repeat 1: prefill" in result.err
     probe = [(0, 9), (0, 129)]
-    assert [tuple(one) for one in watched.of("process")] == [*probe, (0, 513), (1, 513)]
+    assert [tuple(one) for one in watched.of("process")] == [*probe, (1, 513), (1, 513)]
     assert watched.n_open == 0
     assert "| context tokens | prompt tokens | mode |" in result.out
     cells = read_cells("matrix.jsonl")
@@ -147,7 +158,7 @@ def test_a_length_that_does_not_fit_is_refused_before_anything_runs(
     monkeypatch.setattr("pyllama_mtp.memory.available_memory", lambda: 10**7)
     result = cli(*AT)
     assert result.code == 2 and "contexts of 512 tokens need 0.0" in result.err
-    assert "(2 that are filled and one that is measured), and 0.01 GB" in result.err
+    assert "(1 to fill and one to measure), and 0.01 GB" in result.err
     assert not Path("matrix.jsonl").exists()
 
 

@@ -19,6 +19,7 @@ from pyllama_mtp.errors import (
     PyllamaMtpError,
     UsageError,
 )
+from pyllama_mtp.promptfile import without_head
 
 from ..adapters import trunk, write_adapter
 from ..marks import usual
@@ -214,7 +215,7 @@ def test_copied_from_another_session(
     with (
         Session(demo, settings(before, **EXACT)) as other,
         Session(demo, settings(after, **EXACT)) as session,
-        Session(demo, settings(0 if after else 3, **EXACT)) as different,
+        Session(demo, settings(3, **EXACT, hidden="pre-norm")) as different,
     ):
         with pytest.raises(UsageError, match="no processed prompt"):
             session.copy_from(other)
@@ -224,8 +225,42 @@ def test_copied_from_another_session(
         assert other.process(text[:130]).n_cached == 96
         got = check_like_fresh(session, text[:97], gap) if after else run(session, text[:97])
         assert got.telemetry.n_cached == 96
-        with pytest.raises(PromptFileError, match="the other session: made with mtp"):
+        with pytest.raises(PromptFileError, match="the other session: made with hidden"):
             different.copy_from(other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"cache_type_v": "q8_0"}, {"flash_attn": "off"}, {"prompt_sync": "full"}],
+    ids=str,
+)
+def test_a_session_without_mtp_copies_from_one_with_it(
+    demo: Model, text: list[int], options: dict[str, str]
+) -> None:
+    """All bytes of its states are those of a session that has processed the text itself."""
+    with (
+        Session(demo, settings(3, **options)) as other,
+        Session(demo, settings(0, **options)) as fresh,
+        Session(demo, settings(0, **options)) as session,
+    ):
+        other.process(text[:151])
+        fresh.process(text[:151])
+        assert session.copy_from(other) == 150
+        wanted = engine_of(fresh).target.save_state()
+        assert engine_of(session).target.save_state() == wanted
+        other.reset()
+        other.process(text[:2])  # one cell
+        assert session.copy_from(other) == 1
+
+
+def test_a_state_of_another_layout_is_refused(demo: Model, text: list[int]) -> None:
+    with Session(demo, settings(3)) as session:
+        session.process(text[:97])
+        state = engine_of(session).target.save_state()
+    assert 0 < len(without_head(state, demo.info)) < len(state)
+    for other in (state[:1000], b"", bytes(len(state)), state[:16] + state[24:]):
+        with pytest.raises(PromptFileError, match="not laid out"):
+            without_head(other, demo.info)
 
 
 def test_a_state_without_memory_leaves_both_sessions(
