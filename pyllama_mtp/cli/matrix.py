@@ -562,9 +562,11 @@ def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
         return
     plan, several = matrix.plan, len(matrix.plan.classes) > 1
     parts = [
-        f"{size_name(size)}{f' {prompt_class}' if several else ''} "
+        f"{size_name(size, at)}{f' {prompt_class}' if several else ''} "
         f"({n} of {plan.repeats_of(size, prompt_class)} repeats)"
-        for (size, prompt_class), n in Counter(group.kind for group in matrix.dropped).items()
+        for (size, prompt_class, at), n in Counter(
+            (*group.kind, at) for group in matrix.dropped for at in matrix.contexts_left(group)
+        ).items()
     ]
     # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
     resumes = request.output and not plan.stop_at_end

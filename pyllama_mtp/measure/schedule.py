@@ -194,8 +194,11 @@ class Matrix:
         self.interrupted = False
         #: True while a KeyboardInterrupt loses only samples that are not finished.
         self.measuring = False
-        #: Groups that the time budget left out.
+        #: Groups that the time budget left out, or of which it left out the longest contexts.
         self.dropped: list[Group] = []
+        self._cut: set[Group] = set()
+        self._rates: dict[str, float] = {}
+        self._end = math.inf
         self._model, self._request, self._run = model, request, run.id
         self._runners, self._profilers = runners, profilers
         self._prompts = Prompts(model, request.texts, request.questions, imaging)
@@ -297,9 +300,10 @@ class Matrix:
 
         Ctrl-C ends the run, and sets `interrupted`.
         """
-        began = time.monotonic()
+        if self._request.budget_s is not None:
+            self._end = time.monotonic() + self._request.budget_s
         try:
-            while not self.interrupted and (group := self._next_group(began)):
+            while not self.interrupted and (group := self._next_group()):
                 with closing(self._measure_group(group)) as records:
                     for record in records:
                         self.measuring = False
@@ -340,18 +344,18 @@ class Matrix:
             self.measuring = False
             yield Profiled(**self._of_cell(group, variant), profile=profile)
 
-    def _next_group(self, began: float) -> Group | None:
+    def _next_group(self) -> Group | None:
         """The next group that has samples to measure, and for which there is time."""
         groups = self.plan.groups()
         pending = [group for group in groups if self._to_do(group)]
         cost = estimate(self._times, self._whole_work)
-        dropped: set[Group] = set()
-        if self._request.budget_s is not None and cost is not None:
-            left_s = self._request.budget_s - (time.monotonic() - began)
+        dropped = {*self._cut}
+        if self._end < math.inf and cost is not None:
+            left_s = self._end - time.monotonic()
             done = Counter(group.kind for group in groups if group not in pending)
             certain = [one for one in pending if one.repeat < self._request.least_repeats]
             others = [one for one in pending if one.repeat >= self._request.least_repeats]
-            dropped = to_drop(others, done, cost, left_s - sum(map(cost, certain)))
+            dropped |= to_drop(others, done, cost, left_s - sum(map(cost, certain)))
         self.dropped = [group for group in pending if group in dropped]
         return next((group for group in pending if group not in dropped), None)
 
@@ -363,6 +367,10 @@ class Matrix:
             for variant, key in keys.items()
             if key not in self._skipped and (key, group.repeat) not in self._measured
         ]
+
+    def contexts_left(self, group: Group) -> list[int]:
+        """The lengths of the context at which samples of a group are still to be measured."""
+        return sorted({one.n_context for one in self._to_do(group)})
 
     @property
     def n_to_do(self) -> int:
@@ -405,17 +413,46 @@ class Matrix:
         prompts = [self._prompt(group, number) for number in range(n_sequences)]
         try:
             while waiting:
+                if self._is_late(group, waiting, measured):
+                    self._cut.add(group)
+                    return
+                before = time.monotonic()
                 together, refused = self._begin(group, waiting, prompts)
                 waiting = waiting[len(together) + len(refused) :]
                 for variant, why in refused.items():
                     yield self._skip(group, variant, why)
                 yield from self._finish(group, together)
+                if together:
+                    work = self._further_work(group, measured, together)
+                    self._rates[together[0].library] = (time.monotonic() - before) / work
                 if measured := measured + together:
                     whole = (time.monotonic() - began) / self._work(group, measured)
                     times[n_times:] = [whole]
         finally:
             for runner in self._runners.values():
                 runner.drop()
+
+    def _is_late(self, group: Group, waiting: list[Variant], measured: list[Variant]) -> bool:
+        """Whether there is no time for the next length of the context, at the rate of the one
+        before."""
+        if self._end == math.inf or not self._rates or not self.plan.contexts[-1]:
+            return False
+        first = waiting[0]
+        alike = [
+            one
+            for one in waiting
+            if one.n_context == first.n_context and one.library == first.library
+        ]
+        rate = self._rates.get(first.library, max(self._rates.values()))
+        needed_s = rate * self._further_work(group, measured, alike)
+        return time.monotonic() + needed_s > self._end
+
+    def _further_work(self, group: Group, done: list[Variant], more: list[Variant]) -> float:
+        """The work of `more` variants of a group when others are `done`."""
+        before, after = (
+            self.plan.work(group.size, those, self._doubled) for those in (done, done + more)
+        )
+        return after - before
 
     def _begin(
         self, group: Group, variants: list[Variant], prompts: Sequence[list[int] | ImageText]

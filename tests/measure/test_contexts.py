@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +101,37 @@ def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> N
     for sample in (sample for cell in cells for sample in cell.samples):
         assert (sample.n_prompt, sample.n_generated) == (24, 9)
         assert sample.prefill_tps == pytest.approx(24 / sample.prefill_s)
+
+
+def test_a_budget_ends_before_a_length_for_which_there_is_no_time(
+    demo: Model, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time passes only while a context is filled, a second per 10 tokens, and for every sample, a
+    second each. The lengths take 5 + 2, 5 + 2 and 20 + 2 seconds."""
+    clock = [0.0]
+    monkeypatch.setattr(
+        "pyllama_mtp.measure.schedule.time",
+        SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None),
+    )
+
+    class Slow(Runner):
+        at = 0
+
+        def begin(self, number: int, task: Task) -> None:
+            clock[0] += (task.n_context - self.at) / 10 + 1
+            self.at = task.n_context
+            super().begin(number, task)
+
+    plan = Plan((24,), (0, 2), 3, 2, {"n_context": (50, 300, 100)})
+    for budget_s, done in ((0.1, 1), (20, 2), (40, 3)):
+        clock[0] = 0.0
+        matrix = make(demo, plan, Slow(demo), budget_s=budget_s)
+        cells = collect(demo, matrix).cells
+        assert [(c.n_context, len(c.samples)) for c in cells] == [
+            (at, 1) for at in (50, 100, 300)[:done] for _ in range(2)
+        ]
+        assert [group.repeat for group in matrix.dropped] == ([0, 1] if done < 3 else [1])
+        assert matrix.contexts_left(plan.groups()[0]) == [50, 100, 300][done:]
 
 
 @pytest.mark.parametrize(("depth", "sync"), [(0, "kv"), (3, "kv"), ("auto", "kv"), (3, "full")])
