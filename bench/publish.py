@@ -5,13 +5,16 @@
     python bench/publish.py --models MODELS --minutes 5         # ... in pieces of five minutes
     python bench/publish.py --models MODELS --only filetypes --files 0.8b-q8_0
     python bench/publish.py --models MODELS --quick             # try it: figures mean nothing
+    python bench/publish.py --models MODELS --only contexts --files qwen3.6-27b --minutes 25 \
+        --more '--repeat 1 --n-ubatch 2048'                     # long contexts on a GPU
 
 A section is one `pyllama-mtp matrix` command for each of some models. Its samples are kept in
-bench/results/SECTION.jsonl, from which it goes on after Ctrl-C or when the time was over; remove
-the file to measure anew. The page, bench/results/speed.md, has a part for each section; a call
-writes the parts of the sections that it was asked for. Models that MODELS lacks are made first;
-llama-server and llama-bench are those of the folder that PYLLAMA_MTP_PEERS names, or bench/peers.py
-builds them. Section gpu has to be named (--only gpu).
+bench/results/SECTION.jsonl, from which it goes on after Ctrl-C or when the time was over, with the
+same --more; remove the file to measure anew. Lengths of the context come in ascending order, and
+those for which there is no time are left out. The page, speed.md, has a part for each section; a
+call writes the parts of the sections that it was asked for. Models that MODELS lacks are made
+first; llama-server and llama-bench are those of the folder that PYLLAMA_MTP_PEERS names, or
+bench/peers.py builds them. Section gpu has to be named (--only gpu), and so have large models.
 
 Exit codes: 0 all that was asked for is measured, 1 a command failed, 3 the time is over.
 """
@@ -32,8 +35,8 @@ from benchkit import BENCH, RESULTS
 from benchkit.model import OTHERS, SYNTHETIC, make_models, make_picture
 from benchkit.speedpage import fragment, write_page
 
-from pyllama_mtp import bench
 from pyllama_mtp.measure.peers import VARIABLE
+from pyllama_mtp.measure.records import last_run
 
 EIGHT = tuple(SYNTHETIC)[:8]
 PEERS = "--peers llama-server,llama-bench"
@@ -48,13 +51,19 @@ class Section:
     Attributes:
         options: of `pyllama-mtp matrix`; {models} is the folder of the models.
         models: names of files, without ".gguf".
+        further: models that are measured only if --files names them.
     """
 
     name: str
     title: str
     options: str
     models: tuple[str, ...] = (DEMO,)
+    further: tuple[str, ...] = ()
 
+
+LARGE = ("qwen3.6-27b", "qwen3.6-35b-a3b")
+AT = "--at 1k,4k,16k,32k,64k,128k,192k -p 512 -n 128 --no-ngram"
+BOTH = ("0.8b-q4_k_m", "0.8b-q8_0")
 
 SECTIONS = (
     Section("filetypes", "By type of file",
@@ -67,8 +76,12 @@ SECTIONS = (
             "-p 64 -n 128 --depths 0,1,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 3",
             ("0.8b-q4_k_m", "0.8b-q8_0")),
     Section("contexts", "By length of the context",
-            "--at 1k,4k,16k,32k -p 512 -n 128 --depths 0,3,auto --no-ngram --repeat 2",
-            ("0.8b-q4_k_m",)),
+            f"{AT} --depths 0,3,auto --repeat 2", BOTH, LARGE),
+    Section("contexts_q8_0", "By length of the context, with K and V in Q8_0",
+            f"{AT} --depths 0,3,auto --repeat 2 --cache-type-k q8_0 --cache-type-v q8_0",
+            BOTH, LARGE),
+    Section("contexts_peers", "By length of the context, beside llama-server and llama-bench",
+            f"{AT} --depths 0,3 --repeat 1 {PEERS}", BOTH, LARGE),
     Section("prompts", "Prompts with MTP and without, and the same library once more",
             "-p 2k -n 8 --depths 0,3 --prompt-step 512 --variants patched,patched:AGAIN=1 "
             "--repeat 3", ("0.8b-q4_k_m", "0.8b-q8_0", "moe-q4_k_m", "moe-q8_0")),
@@ -83,15 +96,17 @@ SECTIONS = (
             ("0.8b-q4_k_m",)),
     Section("gpu", "On a GPU",
             f"-p 1k,8k -n 192 --depths 0,2,3,4,auto --no-ngram --repeat 3 {PEERS}",
-            ("qwen3.6-27b", "qwen3.6-35b-a3b")),
+            LARGE),
 )  # fmt: skip
 
 
 def missing_samples(records: Path, model: str) -> int | None:
     """Samples of a model that its plan still lacks; None: it has not begun."""
-    cells = bench.read(records).select(model=f"{model}.gguf").cells if records.exists() else []
-    lacking = [cell.repeat - len(cell.samples) for cell in cells if not cell.skipped]
-    return sum(lacking) if cells else None
+    run = last_run(records, f"{model}.gguf") if records.exists() else None
+    if run is None:
+        return None
+    skipped = sum(cell.repeat for cell in run.cells.values() if cell.skipped)
+    return run.header.plan.n_samples - len(run.measured) - skipped
 
 
 def command(section: Section, model: str, args: argparse.Namespace, records: Path) -> list[str]:
@@ -100,6 +115,7 @@ def command(section: Section, model: str, args: argparse.Namespace, records: Pat
     options = [word.format(models=args.models) for word in section.options.split()]
     words = ["--threads", str(args.threads), *options, "--output", str(records)]
     words += [] if model == DEMO else ["-m", str(args.models / f"{model}.gguf")]
+    words += shlex.split(args.more)
     words += ["--repeat", "1", "-n", "8"] if args.quick else []
     return [*words, *["--resume"] * (missing_samples(records, model) is not None)]
 
@@ -107,7 +123,8 @@ def command(section: Section, model: str, args: argparse.Namespace, records: Pat
 def measure(section: Section, args: argparse.Namespace, folder: Path, end: float) -> int:
     """Run a section's commands until `end`, and write its part; returns an exit code."""
     records, failed = folder / f"{section.name}.jsonl", False
-    models = [name for name in section.models if not args.files or name in args.files]
+    named = [name for name in (*section.models, *section.further) if name in (args.files or ())]
+    models = named if args.files else section.models
     make_models(args.models, [name for name in models if name != DEMO])
     if "--image" in section.options:
         make_picture(args.models)
@@ -140,7 +157,9 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--models", type=Path, required=True, metavar="DIR", help="where models are, or are made")
     add("--only", nargs="+", choices=names, default=usual, metavar="NAME", help=f"of {names}")
-    add("--files", nargs="+", metavar="NAME", help="only these of a section's models")
+    add("--files", nargs="+", metavar="NAME", help="only these models of a section")
+    add("--more", default="", metavar="OPTIONS", help="further options of every matrix command")
+    add("--results", type=Path, default=RESULTS, metavar="DIR", help="default: bench/results")
     add(
         "--minutes",
         type=float,
@@ -153,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--quick", action="store_true", help="one short sample of each, into build/publish-quick")
     args = parser.parse_args(argv)
     args.models = args.models.resolve()
-    folder = BENCH.parent / "build" / "publish-quick" if args.quick else RESULTS
+    folder = BENCH.parent / "build" / "publish-quick" if args.quick else args.results.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * args.minutes
     codes = [measure(one, args, folder, end) for one in SECTIONS if one.name in args.only]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 from benchkit.results import project_commit
 from pyllama_mtp import bench
 from pyllama_mtp.files import write_whole
-from pyllama_mtp.measure.figures import OURS, Cell, Figure, Ratio, ratio_to
-from pyllama_mtp.measure.text import size_name, to_markdown
+from pyllama_mtp.measure.figures import OURS, Cell, Figure, Ratio, ratio_to, ratio_to_plain
+from pyllama_mtp.measure.records import read_file
+from pyllama_mtp.measure.text import size_name, speed_words, to_markdown
 
 PREFACE = """# Speed
 
@@ -86,6 +88,56 @@ def ratio_table(cells: Sequence[Cell]) -> str:
     return to_markdown(heads, table, [head in ("file", "prompt") for head in heads])
 
 
+def context_table(cells: Sequence[Cell]) -> str:
+    """Speeds against the length of the context, which are those of plots: of each model and length
+    tokens per second of the prompt and of decoding, without MTP and with it, their ratio, and the
+    accepted part of the drafts; as Markdown. "": all contexts were empty."""
+    rows = []
+    lengths = dict.fromkeys((cell.model, cell.n_context) for cell in cells if cell.n_context)
+    for model, at in lengths:
+        row = {"file": model.removesuffix(".gguf"), "after": f"{at:,}"}
+        of_length = [cell for cell in cells if (cell.model, cell.n_context) == (model, at)]
+        for cell in of_length:
+            depth = "auto" if cell.adaptive else f"{cell.n_max}" if cell.n_max else "no MTP"
+            name = depth if cell.program == OURS else f"{cell.program} {depth}"
+            row[f"prompt, {name}"] = _speed(cell.prefill_tps)
+            row[f"decode, {name}"] = _speed(cell.decode_tps)
+            if cell.program == OURS and (ratio := ratio_to_plain(cell, of_length, "decode_tps")):
+                row[f"{name} to no MTP"] = f"{ratio.value:.2f}"
+                drafted = sum(cell.drafted)
+                row[f"accepted %, {name}"] = f"{100 * sum(cell.accepted) / max(drafted, 1):.0f}"
+        rows.append(row)
+    kinds = ("file", "after", "prompt,", "decode,", "to no MTP", "accepted")
+    heads = sorted(
+        dict.fromkeys(head for row in rows for head in row),
+        key=lambda head: next(i for i, kind in enumerate(kinds) if kind in head),
+    )
+    table = [[row.get(head, "-") for head in heads] for row in rows]
+    return to_markdown(heads, table, [head == "file" for head in heads]) if rows else ""
+
+
+def _speed(tps: float | None) -> str:
+    return speed_words(tps) if tps else "-"
+
+
+def context_notes(records: Path) -> str:
+    """Which lengths of the context were left out, and how many cells have one sample."""
+    notes, runs = [], read_file(records).runs.values()
+    for run in runs:
+        contexts, measured = run.header.plan.contexts, [*run.cells.values()]
+        each = len(run.header.plan.variants) // len(contexts)
+        there = Counter(cell.n_context for cell in measured)
+        if missing := [f"{at:,}" for at in contexts if there[at] < each]:
+            name = run.header.model.name.removesuffix(".gguf")
+            notes.append(f"- {name}: there was no time for all after {', '.join(missing)} tokens.")
+    sampled = [len(cell.samples) for run in runs for cell in run.cells.values() if cell.samples]
+    if n := sampled.count(1):
+        notes.append(
+            f"- {n} of {len(sampled)} cells have one sample, and their ratios no interval."
+        )
+    return "\n".join(notes)
+
+
 def fragment(title: str, records: Path, missing: Sequence[str]) -> str:
     """A section's part of the page: the ratios, then the tables of `pyllama-mtp report`.
 
@@ -95,7 +147,9 @@ def fragment(title: str, records: Path, missing: Sequence[str]) -> str:
     state = f" **Not finished: {', '.join(missing)}.**" if missing else ""
     about = f"Samples: {records.name}; commit {project_commit()}.{state}"
     tables = re.sub("^## ", "### ", results.markdown(), flags=re.M)
-    return "\n\n".join([f"## {title}", about, ratio_table(results.cells), tables])
+    contexts = context_table(results.cells)
+    parts = [f"## {title}", about, contexts, contexts and context_notes(records)]
+    return "\n\n".join(filter(None, [*parts, ratio_table(results.cells), tables]))
 
 
 def write_page(page: Path, name: str, text: str, order: Sequence[str]) -> None:

@@ -68,6 +68,47 @@ def test_ratios_of_the_page_are_those_of_the_samples(folder: Path) -> None:
     assert figures["prompt with MTP to without"].startswith("1.00 ")
 
 
+AT = replace(
+    TINY,
+    name="contexts",
+    options="--at 256,512,1k -p 32 -n 8 --depths 0,2,auto --threads 1 --repeat 1 --no-ngram",
+)
+
+
+def test_lengths_for_which_there_was_no_time_are_named_and_measured_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "SECTIONS", (AT,))
+    words = ["--models", str(folder), "--only", "contexts"]
+    # The time is over after the first length.
+    assert publish.main([*words, "--more", "--budget 0.001s"]) == 3
+    text = (folder / "speed.md").read_text()
+    assert "**Not finished: demo.**" in text
+    assert "- demo: there was no time for all after 512, 1,024 tokens." in text
+    assert publish.main(words) == 0
+    text = (folder / "speed.md").read_text()
+    assert "Not finished" not in text and "there was no time" not in text
+    assert "- 9 of 9 cells have one sample" in text
+    _, _, table = text.partition("\n| file | after | ")
+    head, _, *rows = table.partition("\n\n")[0].splitlines()
+    assert [row.split(" | ")[1] for row in rows] == ["256", "512", "1,024"]
+    for name in ("decode, no MTP", "decode, auto", "2 to no MTP", "accepted %, 2"):
+        assert f" {name} |" in head
+
+
+def test_large_models_are_measured_only_if_they_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = replace(TINY, models=(), further=(publish.DEMO,))
+    monkeypatch.setattr(publish, "SECTIONS", (section,))
+    assert run(folder) == 0 and not (folder / "classes.jsonl").exists()
+    elsewhere = folder / "elsewhere"
+    more = ("--files", publish.DEMO, "--results", str(elsewhere), "--more", "--repeat 1")
+    assert run(folder, *more) == 0
+    lines = (elsewhere / "classes.jsonl").read_text().splitlines()
+    assert sum('"kind":"sample"' in line for line in lines) == 4
+
+
 def test_a_part_of_the_page_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
     page, order = tmp_path / "speed.md", ["a", "b", "c"]
     page.write_text("<!-- other -->\n## Other\n")
@@ -81,7 +122,7 @@ def test_a_part_of_the_page_is_replaced_and_the_others_stay(tmp_path: Path) -> N
 @pytest.mark.parametrize("section", publish.SECTIONS, ids=lambda section: section.name)
 def test_every_command_is_one_of_matrix(section: publish.Section) -> None:
     build_parser("matrix").parse_args(["matrix", *section.options.split()])
-    assert {*section.models} <= {*SYNTHETIC, *OTHERS, publish.DEMO}
+    assert {*section.models, *section.further} <= {*SYNTHETIC, *OTHERS, publish.DEMO}
 
 
 def test_programs_that_a_folder_has_are_not_built(
