@@ -23,7 +23,7 @@ from pyllama_mtp.measure.figures import (
     resampled,
     series_key,
 )
-from pyllama_mtp.measure.plan import OWN_AXES, PLAIN_AXES
+from pyllama_mtp.measure.plan import PLAIN_AXES
 from pyllama_mtp.measure.prompts import TEXTS
 from pyllama_mtp.measure.text import (
     CONFIDENCE,
@@ -65,14 +65,14 @@ def costs_of(cells: Iterable[Cell]) -> Costs | None:
     A depth that was not measured is on the line between those around it.
 
     Args:
-        cells: of one model and prompt size, measured side by side.
+        cells: of one model, prompt size and length of the context, measured side by side.
 
     Returns:
         None without a cell of no MTP and one with drafts.
     """
     drafts, rounds = dict[int, list[float]](), dict[int, list[float]]()
     for cell in cells:
-        if cell.adaptive or cell.program != OURS or {*OWN_AXES} & {*cell.axes}:
+        if cell.adaptive or cell.program != OURS or "n_sequences" in cell.axes:
             continue
         for sample in cell.samples:
             n = sample.rounds if cell.n_max else sample.n_generated - 1

@@ -46,6 +46,22 @@ def test_costs_are_seconds_of_rounds_and_lie_on_a_line_between_measured_depths()
     assert costs.draft == pytest.approx((0, 0.25, 0.5, 0.75))
 
 
+def test_costs_of_each_length_of_the_context_are_its_own() -> None:
+    cells = []
+    for at, verify_s in ((1024, 2.0), (16384, 1.2)):
+        accepted = {"drafted": [50], "accepted": [50]}
+        for depth, sample in enumerate(
+            (timed(0, 50, 1.0, 0.0), timed(1, 50, verify_s, 0.1, **accepted))
+        ):
+            cells.append(made_cell(depth, [sample], axes={"n_context": at}))
+    short, long = acceptance_markdown(cells).split("\n\n16384\n\n")
+    assert "no depth is faster than no MTP" in short
+    assert "depth 1 is the best: about 1.5x" in long
+    assert (
+        costs_of([made_cell(d, cells[d].samples, axes={"n_sequences": 2}) for d in (0, 1)]) is None
+    )
+
+
 @pytest.mark.parametrize("depths", [(0,), (2, 3), ()])
 def test_without_no_mtp_or_drafts_there_are_no_costs(depths: tuple[int, ...]) -> None:
     assert costs_of([made_cell(n, [timed(n, 10, 1.0, 0.1)]) for n in depths]) is None
