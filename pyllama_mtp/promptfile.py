@@ -412,6 +412,10 @@ def _compare(path: str | os.PathLike[str], made_with: Identity, wanted: Identity
 # --- of a sequence -------------------------------------------------------------------------------
 
 
+#: Of a context with_mtp, as its identity says it.
+_IN_TRUNK = "with the model"
+
+
 def identity_of(engine: Engine) -> dict[str, str | int]:
     """The identity of a file that fits `engine`; see :class:`.ProcessedPrompt`."""
     settings, head = engine.settings, "apart or none"
@@ -428,7 +432,7 @@ def identity_of(engine: Engine) -> dict[str, str | int]:
         "cache_type_v": settings.cache_type_v,
         "flash_attn": settings.flash_attn,
         "hidden": settings.hidden,
-        "mtp": "with the model" if engine.target.options.with_mtp else head,
+        "mtp": _IN_TRUNK if engine.target.options.with_mtp else head,
     }
 
 
@@ -489,18 +493,23 @@ def restore(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> int
     return _replace(engine, sequence, found, os.fspath(path))
 
 
-def copy(source: Engine, engine: Engine) -> int:
-    """Put the text of another engine's first sequence into that of `engine`, which may lack the
-    other one's MTP head. Raises PromptFileError, UsageError, InsufficientMemoryError: see
+def copy(engine: Engine) -> ProcessedPrompt:
+    """The text of an engine's first sequence. Raises UsageError, InsufficientMemoryError: see
+    :meth:`.Contexts.copy`."""
+    _check_processed(engine, engine.sequences[0])
+    return processed(engine, engine.sequences[0], identity_of(engine))
+
+
+def paste(engine: Engine, found: ProcessedPrompt) -> int:
+    """Put a copied text into the first sequence of an engine, which may lack the other one's MTP
+    head: the number of tokens. Raises PromptFileError, UsageError, InsufficientMemoryError: see
     :meth:`.Contexts.copy_from`."""
-    _check_processed(source, source.sequences[0])
-    identity, wanted = identity_of(source), identity_of(engine)
+    identity, wanted = {**found.identity}, identity_of(engine)
     if not engine.prompt_sync:
         identity |= {name: wanted[name] for name in ("mtp", "hidden")}
     _compare("the other session", identity, wanted)
-    found = processed(source, source.sequences[0], identity)
-    if source.target.options.with_mtp and not engine.target.options.with_mtp:
-        found = replace(found, target=without_head(found.target, source.model.info))
+    if found.identity["mtp"] == _IN_TRUNK and not engine.target.options.with_mtp:
+        found = replace(found, target=without_head(found.target, engine.model.info))
     return _replace(engine, engine.sequences[0], found, "the other session")
 
 

@@ -39,6 +39,7 @@ from .llama.model import Model
 from .llama.native import Owned
 from .llama.vision import ImagePrompt, Vision
 from .memory import resolve
+from .promptfile import ProcessedPrompt
 from .request import Limits, OnProgress, Options, Prompt, Request, make_request, tokens_of
 from .scheduler import run_all
 from .settings import MOST_TOKENS, Sampling, Settings
@@ -337,18 +338,25 @@ class Contexts(Owned):
             one = self._engine.sequences[self._number(sequence)]
             return promptfile.restore(self._engine, one, file_name("path", path))
 
-    def copy_from(self, other: Contexts) -> int:
-        """Continue from the text of another session, as from a file of :meth:`save`; of several
-        sequences, it is that of the first. A session without MTP takes that of one with it, too.
-        Returns the number of tokens.
+    def copy(self) -> ProcessedPrompt:
+        """Prompt and answer so far, as processed, in memory, for :meth:`copy_from` of several
+        sessions; of several sequences, it is that of the first. Raises as that does."""
+        with self._engine.alone:
+            return promptfile.copy(self._engine)
+
+    def copy_from(self, other: Contexts | ProcessedPrompt) -> int:
+        """Continue from the text of another session, or its :meth:`copy`, as from a file of
+        :meth:`save`. A session without MTP takes that of one with it, too. Returns the number of
+        tokens.
 
         Raises:
             PromptFileError: a session of another model or settings.
             UsageError: it holds nothing, or more tokens than the context has room for.
             InsufficientMemoryError: there is no room for the states.
         """
-        with other._engine.alone, self._engine.alone:
-            return promptfile.copy(other._engine, self._engine)
+        copy = other.copy() if isinstance(other, Contexts) else other
+        with self._engine.alone:
+            return promptfile.paste(self._engine, copy)
 
     def _number(self, sequence: int) -> int:
         most = len(self._engine.sequences) - 1

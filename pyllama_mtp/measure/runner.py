@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pyllama_mtp.answer import Answer
     from pyllama_mtp.llama.native import Library
     from pyllama_mtp.measure.records import Build
+    from pyllama_mtp.promptfile import ProcessedPrompt
     from pyllama_mtp.telemetry import Pair
 
 #: Tokens before a miss whose text is kept with it.
@@ -140,7 +141,8 @@ class Runner:
     """Sessions of one library in this process, by numbers of the caller's choice.
 
     Where a task has tokens in the context, a session for all tasks with the same `filled` holds
-    these, and goes on from there for longer ones; the measured sessions get its states.
+    these, and goes on from there for longer ones. The measured sessions get a copy, which is kept
+    until one of them goes on: those that are measured side by side get the same.
 
     Args:
         imaging: for prompts with an image.
@@ -150,6 +152,7 @@ class Runner:
         self._model, self._imaging = model, imaging
         self._runs: dict[int, _Run] = {}
         self._filled: dict[str, Session] = {}
+        self._copy: tuple[str, int, ProcessedPrompt] | None = None
 
     def check(self, settings: Settings, n_sequences: int = 1) -> None:
         """Open and close a session.
@@ -177,7 +180,7 @@ class Runner:
     def begin(self, number: int, task: Task) -> None:
         """Open a session, encode images, warm it up, and give it what is to be in its context.
         Raises as :meth:`check`."""
-        filled = self._fill(task) if task.n_context else None
+        copy = self._fill(task) if task.n_context else None
         session = self._open(task.settings, len(task.prompts))
         try:
             prompts = [self._encoded(prompt) for prompt in task.prompts]
@@ -187,25 +190,30 @@ class Runner:
             if warm.interrupted:
                 raise InterruptedSample
             session.reset()
-            if filled:
-                session.copy_from(filled)
+            if copy:
+                session.copy_from(copy)
             generation = _start(session, task, prompts, task.max_tokens)
             self._runs[number] = _Run(session, generation, prompts[0], task.n_context)
         except BaseException:
             session.close()
             raise
 
-    def _fill(self, task: Task) -> Session:
-        """The session that holds the first tokens of the task's prompt, and nothing else."""
+    def _fill(self, task: Task) -> ProcessedPrompt:
+        """The first tokens of the task's prompt, processed."""
         from pyllama_mtp import Session
 
         way = repr(task.filled)
+        if self._copy and self._copy[:2] == (way, task.n_context):
+            return self._copy[2]
+        self._copy = None
         if way not in self._filled:
             self._filled[way] = Session(self._model, task.filled)
         (prompt,) = task.prompts
         assert isinstance(prompt, list)
         self._filled[way].process(prompt[: task.n_context + 1])  # which leaves the last token
-        return self._filled[way]
+        copy = self._filled[way].copy()
+        self._copy = way, task.n_context, copy
+        return copy
 
     def _encoded(self, prompt: list[int] | ImageText) -> list[int] | ImagePrompt:
         if not isinstance(prompt, ImageText):
@@ -217,7 +225,7 @@ class Runner:
     def read(self, number: int, end: int) -> None:
         """Process the prompt of a single sequence up to its token `end`, which is not the last; an
         image only as a whole."""
-        run = self._runs[number]
+        run, self._copy = self._runs[number], None
         part: list[int] | ImagePrompt | None
         if isinstance(run.prompt, ImagePrompt):
             part = beginning(run.prompt, end + 1)
@@ -231,7 +239,7 @@ class Runner:
     def advance(self, number: int, goal: int) -> int:
         """Generate until each sequence has `goal` tokens (1: the prefill), or a few more. Return
         how many there are. The last tokens come with the end of the generation."""
-        run = self._runs[number]
+        run, self._copy = self._runs[number], None
         with run.counting():
             while not run.ended and run.n_tokens < goal:
                 run.ended = next(run.pieces, None) is None
@@ -269,6 +277,7 @@ class Runner:
 
     def drop(self) -> None:
         """Close all sessions."""
+        self._copy = None
         while self._runs:
             _, run = self._runs.popitem()
             with suppress(Exception):  # an earlier error is on its way already
