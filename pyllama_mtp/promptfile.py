@@ -517,7 +517,7 @@ def paste(engine: Engine, found: ProcessedPrompt) -> int:
 _CARRY_VERSION = 0x4D545001
 
 
-def without_head(state: bytes | bytearray, info: GGUFInfo) -> bytes:
+def without_head(state: State, info: GGUFInfo) -> bytes:
     """The state of a sequence of a context with_mtp, as one without the MTP block has it: less K
     and V of the block's layer, the last one, and less the carry.
 
