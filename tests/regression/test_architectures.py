@@ -316,3 +316,17 @@ def test_two_blocks_where_one_is_known(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="2 MTP blocks; glm4moe has one"):
         Model(path)
     Model(path, mtp=False).close()
+
+
+def test_a_session_without_mtp_copies_from_one_with_it(other: Model) -> None:
+    text = made_up(other, 90)
+    with (
+        Session(other, settings(2)) as drafting,
+        Session(other, settings(0)) as fresh,
+        Session(other, settings(0)) as session,
+    ):
+        drafting.process(text)
+        fresh.process(text)
+        assert session.copy_from(drafting) == 89
+        wanted = engine_of(fresh).target.save_state()
+        assert engine_of(session).target.save_state() == wanted
