@@ -266,15 +266,18 @@ class Contexts(Owned):
             began = time.perf_counter()
             with engine.alone:
                 engine.begin()
-                sequence = engine.choose(engine.sequences, request)
-                sequence.begin(request)
-                engine.enter(sequence)
-                while len(sequence.tokens) < len(tokens):
-                    engine.prefill(sequence)
-                    if on_progress:
-                        on_progress(len(sequence.tokens), len(tokens))
-                engine.drafting.begin(sequence)
-                engine.synchronize()
+                sequence, n = engine.choose(engine.sequences, request), len(tokens)
+                if sequence.tokens == tokens and engine.head.reach(sequence, n) == (n, n):
+                    telemetry.n_prompt = telemetry.n_cached = n
+                else:
+                    sequence.begin(request)
+                    engine.enter(sequence)
+                    while len(sequence.tokens) < n:
+                        engine.prefill(sequence)
+                        if on_progress:
+                            on_progress(len(sequence.tokens), n)
+                    engine.drafting.begin(sequence)
+                    engine.synchronize()
             telemetry.prefill_s = time.perf_counter() - began
             engine.count_traffic(telemetry)
         return telemetry

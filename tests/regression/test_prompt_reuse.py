@@ -207,6 +207,19 @@ def test_saved_and_restored(
             assert got.telemetry.pairs == expected.telemetry.pairs
 
 
+@pytest.mark.parametrize("sync", ["kv", "full"])
+def test_what_was_processed_is_not_processed_again(
+    demo: Model, text: list[int], gap: float, sync: str
+) -> None:
+    """Without a checkpoint at its end, too."""
+    with Session(demo, settings(3, **EXACT, checkpoints=0, prompt_sync=sync)) as session:
+        assert [session.process(text[:97]).n_cached for _ in range(2)] == [0, 96]
+        assert session.process(text[:131]).n_cached == 96
+        telemetry = session.process(text[:131])
+        assert (telemetry.n_prompt, telemetry.n_cached) == (130, 130)
+        assert check_like_fresh(session, text[:131], gap).telemetry.n_cached == 130
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (0, 0)])
 def test_copied_from_another_session(
     demo: Model, text: list[int], gap: float, before: int, after: int
