@@ -171,6 +171,7 @@ def run_matrix(
         for record in matrix.run():
             for take in keep:
                 take(record)
+    matrix.remove_contexts()
     return matrix
 
 

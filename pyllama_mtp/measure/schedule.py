@@ -10,6 +10,7 @@ ratios stay. Other programs get the same text before or after, one at a time.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import math
 import re
 import time
@@ -52,7 +53,7 @@ from pyllama_mtp.measure.records import (
     key_of,
     now,
 )
-from pyllama_mtp.measure.runner import SideBySide, Task, filling
+from pyllama_mtp.measure.runner import KEPT, LONG_FILLING_S, SideBySide, Task, filling
 from pyllama_mtp.measure.text import counted
 from pyllama_mtp.memory import HOST, gigabytes, resolve, simulate
 from pyllama_mtp.settings import Sampling, Settings
@@ -200,6 +201,7 @@ class Matrix:
         self._rates: dict[str, float] = {}
         self._end = math.inf
         self._model, self._request, self._run = model, request, run.id
+        self._kept = f"{request.output}.{run.id}" if request.output else ""
         self._runners, self._profilers = runners, profilers
         self._prompts = Prompts(model, request.texts, request.questions, imaging)
         questions = (self._prompt(group) for group in plan.groups() if not group.size)
@@ -273,12 +275,19 @@ class Matrix:
                     f"fill and one to measure), and {gigabytes(free)} are available; use "
                     "shorter ones (--at), a smaller cache type (q8_0, q4_0) or fewer axes"
                 )
-        per_token = self._probe(settings[0])
+        per_token, kept = self._probe(settings[0]), ""
+        if self._kept and per_token * longest >= LONG_FILLING_S:
+            n_bytes = sum(
+                sum(one.parts["target_context"] for one in way) for way in each[: len(filled)]
+            )
+            kept = (
+                f", and up to {gigabytes(2 * n_bytes)} on disk for --resume, until it is complete"
+            )
         work = (plan.work(one.size, self._to_do(one), self._doubled) for one in plan.groups())
         return (
             f"contexts of up to {longest:,} tokens, filled {counted(len(filled), 'time')} per "
             f"repeat: at least {', '.join(needed)}, "
-            f"roughly {duration(per_token * sum(work))} in all"
+            f"roughly {duration(per_token * sum(work))} in all{kept}"
         )
 
     def _probe(self, settings: Settings) -> float:
@@ -292,6 +301,13 @@ class Matrix:
             session.process(prompt[: WARM_UP_TOKENS + 1])
             session.reset()
             return 1 / session.process(prompt[: PROBE_TOKENS + 1]).prefill_tps
+
+    def remove_contexts(self) -> None:
+        """Remove the files of filled contexts, once nothing is left to be measured."""
+        if self._kept and not self.n_to_do:
+            path = Path(self._kept)
+            for file in path.parent.glob(f"{glob.escape(path.name)}.*{KEPT}"):
+                file.unlink(missing_ok=True)
 
     # -- order -------------------------------------------------------------------------------------
 
@@ -476,6 +492,7 @@ class Matrix:
                 *(settings, self._request.sampling, own, self.plan.max_tokens, warm_up),
                 n_context=at,
                 filled=self._filling(group.size, self.plan.filler(variant)) if at else None,
+                kept=self._kept,
                 stop_at_end=self.plan.stop_at_end,
                 log_misses=self._request.log_misses,
             )
