@@ -191,6 +191,7 @@ class Library:
 
 
 _loaded: Library | None = None
+_loading = threading.RLock()
 
 
 def load(library: str | os.PathLike[str] | None = None) -> Library:
@@ -205,27 +206,28 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
             this machine lacks, or another variant is loaded already.
     """
     global _loaded
-    if _loaded is not None:
-        if library and resolve(library) != _loaded.folder:
-            raise LibraryError(
-                f"this process has loaded {_loaded.folder} and cannot load {library!r} as well: "
-                "both carry the same library names. Use a second process."
-            )
+    with _loading:
+        if _loaded is not None:
+            if library and resolve(library) != _loaded.folder:
+                raise LibraryError(
+                    f"this process has loaded {_loaded.folder} and cannot load {library!r} as "
+                    "well: both carry the same library names. Use a second process."
+                )
+            return _loaded
+        folder, stamp = locate(library)
+        with little_spinning():
+            _load_shim(folder)
+            try:
+                from .. import _native
+            except ImportError as reason:
+                raise LibraryError(f"the extension cannot be imported: {reason}") from None
+            _loaded = Library(str(stamp["variant"]), folder, stamp, _native.ffi, _native.lib)
+            try:
+                _start(_loaded)
+            except BaseException:
+                _loaded = None
+                raise
         return _loaded
-    folder, stamp = locate(library)
-    with little_spinning():
-        _load_shim(folder)
-        try:
-            from .. import _native
-        except ImportError as reason:
-            raise LibraryError(f"the extension cannot be imported: {reason}") from None
-        _loaded = Library(str(stamp["variant"]), folder, stamp, _native.ffi, _native.lib)
-        try:
-            _start(_loaded)
-        except BaseException:
-            _loaded = None
-            raise
-    return _loaded
 
 
 def _load_shim(folder: Path) -> None:

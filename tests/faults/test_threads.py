@@ -17,6 +17,7 @@ from pyllama_mtp.errors import ContextClosedError, UsageError
 from pyllama_mtp.llama.native import Exclusive
 
 from ..marks import usual
+from ..processes import RunPython
 
 PROMPTS = ["def read_lines(path):\n", "class Reader:\n    def __init__(self"]
 SETTINGS = Settings(n_ctx=512, n_threads=1, draft_n_max=3)
@@ -160,3 +161,25 @@ def test_a_model_is_freed_whatever_its_contexts_say(
     assert second._engine.target.closed and not freed, "the first one may still read the weights"
     first.close()
     assert len(freed) == 1
+
+
+AT_ONCE = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pyllama_mtp.llama import native
+
+begin = threading.Barrier(8)
+
+def load(_):
+    begin.wait()
+    return native.load()
+
+with ThreadPoolExecutor(8) as pool:
+    first, *others = pool.map(load, range(8))
+assert first is not None and all(one is first for one in others)
+"""
+
+
+def test_all_load_the_library_at_once(run_python: RunPython) -> None:
+    done = run_python(AT_ONCE)
+    assert done.returncode == 0, done.stderr
