@@ -256,8 +256,8 @@ class Matrix:
         ours = (one for one in plan.variants if one.library not in plan.peers)
         ways = {one.way: one for one in ours if one.n_context == longest}.values()
         settings = [self._cell_settings(plan.sizes[0], one) for one in ways]
-        fillings = (self._filling(plan.sizes[0], plan.filler(one)) for one in ways)
-        filled = [*{repr(one): one for one in fillings}.values()]
+        fillings = {one: self._filling(plan.sizes[0], plan.filler(one)) for one in ways}
+        filled = [*{(one.library, repr(its)): its for one, its in fillings.items()}.values()]
         with self._model.without_memory() as twin:
             each = [simulate(twin, resolve(one, twin)) for one in (*filled, *settings)]
         needed = []
