@@ -223,15 +223,17 @@ def _cache_row_bytes(cache_type: str, which: str, n: int) -> int:
 
 
 def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int, snapshots: bool = False) -> int:
-    """F32 states: n_embd_r and n_embd_s of upstream src/llama-hparams.cpp. A convolution's state
-    has a row per token that can be taken back; a delta net has one state, and beside it k, v, gate
-    and beta of those tokens and of one that does nothing (our src/llama-mtp-pending.cpp).
+    """F32 states: n_embd_r and n_embd_s of upstream src/llama-hparams.cpp. Where tokens can be
+    taken back, a convolution has the inputs of a state and one per such token, and one of zeros; a
+    delta net has one state, and beside it k, v, gate and beta of the last tokens, and of one that
+    does nothing (our src/llama-memory-recurrent.h).
 
     Args:
-        snapshots: a delta net has a state per token, as upstream.
+        snapshots: both have a state per token, as upstream.
     """
     keys = info.ssm_k_heads * info.ssm_state_size
-    n_embd_r = max(info.ssm_conv_kernel - 1, 0) * (info.ssm_inner_size + 2 * keys)
+    channels, n_state = info.ssm_inner_size + 2 * keys, max(info.ssm_conv_kernel - 1, 0)
+    n_embd_r = n_state * channels
     n_embd_s = info.ssm_state_size * info.ssm_inner_size
     rows = n_seq * (1 + n_rs_seq)
     if snapshots or not n_rs_seq:
@@ -241,5 +243,6 @@ def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int, snapshots: bool =
         token = (
             (info.ssm_inner_size if repeated else keys) + info.ssm_inner_size + 2 * info.ssm_v_heads
         )
-        n_floats = rows * n_embd_r + n_seq * n_embd_s + (rows + 1) * token
+        inputs = n_seq * (n_state + n_rs_seq) + 1
+        n_floats = inputs * channels + n_seq * n_embd_s + (rows + 1) * token
     return len(info.recurrent_layers) * n_floats * _F32

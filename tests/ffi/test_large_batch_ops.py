@@ -38,16 +38,20 @@ def tensor(ggml: Ggml, ctx: Any, values: Floats) -> Any:
 @pytest.mark.parametrize(
     ("n_channels", "n_seqs", "n_threads"), [(16, 1, 1), (80, 2, 3), (12, 1, 2)]
 )
+@pytest.mark.parametrize("side_by_side", [False, True])
 def test_convolutions(
-    ggml: Ggml, n_tokens: int, n_channels: int, n_seqs: int, n_threads: int
+    ggml: Ggml, n_tokens: int, n_channels: int, n_seqs: int, n_threads: int, side_by_side: bool
 ) -> None:
     """What is convolved: the last values of each channel, and then those of the tokens, which come
-    with the channels side by side."""
+    with the channels side by side; or all of them come so."""
     before, tokens = normal(n_seqs, n_channels, 3), normal(n_seqs, n_tokens, n_channels)
     weights = normal(n_channels, 4)
     with ggml.context(2**22) as ctx:
         side = ggml.ggml_transpose(ctx, tensor(ggml, ctx, tokens))
-        both = ggml.ggml_concat(ctx, tensor(ggml, ctx, before), side, 0)
+        first = tensor(ggml, ctx, before)
+        if side_by_side:
+            first = ggml.ggml_transpose(ctx, tensor(ggml, ctx, before.transpose(0, 2, 1)))
+        both = ggml.ggml_concat(ctx, first, side, 0)
         out = ggml.ggml_ssm_conv(ctx, both, tensor(ggml, ctx, weights))
         found = ggml.computed(ctx, out, n_threads).reshape(n_seqs, n_tokens, n_channels)
         joined = ggml.data(both).reshape(n_seqs, n_channels, 3 + n_tokens).copy()

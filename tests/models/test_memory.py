@@ -27,9 +27,10 @@ def test_cache_sizes_by_hand(tiny_dense: Path) -> None:
     assert recurrent_bytes(info, 2, 0) == 3 * 2 * (conv + state) * 4
     assert recurrent_bytes(info, 1, 3, snapshots=True) == 3 * 4 * (conv + state) * 4
     assert recurrent_bytes(info, 2, 1, snapshots=True) == 3 * 4 * (conv + state) * 4
-    # k, v, gate and beta of 4 tokens, and of one that does nothing
-    token = 2 * 32 + 128 + 4 + 4
-    assert recurrent_bytes(info, 1, 3) == 3 * (4 * conv + state + 5 * token) * 4
+    # the inputs of a convolution before 4 tokens, of these but the last, and one of zeros; k, v,
+    # gate and beta of 4 tokens, and of one that does nothing
+    inputs, token = (3 + 3 + 1) * 256, 2 * 32 + 128 + 4 + 4
+    assert recurrent_bytes(info, 1, 3) == 3 * (inputs + state + 5 * token) * 4
 
 
 def test_rows_that_a_cache_type_cannot_have(tiny_dense: Path) -> None:

@@ -81,6 +81,46 @@ def test_random_lengths_and_rollbacks(steps: Context, rounds: Context, seed: int
             steps.load_state(rounds.save_state(seq=seq), seq=seq)
 
 
+@pytest.mark.parametrize("n_rs_seq", [1, 2, 6])
+def test_convolutions_of_random_lengths(steps: Context, n_rs_seq: int) -> None:
+    """A context keeps the inputs of its convolutions in a ring, which comes round every 3 +
+    n_rs_seq of them, and goes back in it; a saved state has the last three of them."""
+    choose = random.Random(n_rs_seq)
+    tokens, model = made_up(steps.model, 200), steps.model
+    with trunk(model, n_rs_seq=n_rs_seq) as rounds:
+        past = 0
+        while past < 100:
+            n = choose.randint(1, n_rs_seq + 1)
+            got = step(rounds, tokens[past : past + n])
+            back = choose.randint(0, min(rounds.rewind(), n - 1))
+            assert not back or rounds.remove(past + n - back)
+            expected = [step(steps, tokens[i : i + 1])[0] for i in range(past, past + n - back)]
+            assert got[: n - back] == expected, (past, n, back)
+            past += n - back
+            how = choose.randrange(6)
+            if how == 0:
+                assert state(rounds) == state(steps)
+            elif how == 1:
+                rounds.load_state(rounds.save_state(on_device=choose.random() < 0.5))
+
+
+def test_a_new_sequence_has_nothing_pending(steps: Context, rounds: Context) -> None:
+    """Its cell was another sequence's, which was removed; a pass of the others went over it."""
+    texts = [made_up(steps.model, 40, 100 * seq) for seq in range(N_SEQS)]
+    for seq in range(N_SEQS):
+        step(rounds, texts[seq][:4], seq)
+    assert rounds.remove(0, 1)
+    pair = np.concatenate([texts[0][4:8], texts[2][4:8]])
+    positions, seqs = np.tile(np.arange(4, 8), 2), np.repeat([0, 2], 4)
+    rounds.decode_batch(Batch(pair, positions, seqs, every(8)))
+    expected = [step(steps, texts[1][i : i + 1], 1)[0] for i in range(4)]
+    off = [
+        np.abs(np.frombuffer(a, np.float32) - np.frombuffer(b, np.float32)).max()
+        for a, b in zip(step(rounds, texts[1][:4], 1), expected, strict=True)
+    ]
+    assert max(off) < ROUNDING * np.ptp(np.frombuffer(expected[0], np.float32))
+
+
 def test_each_sequence_of_a_batch_keeps_its_own_number(model: Model) -> None:
     """As near to steps as other cells of a unified cache let it be."""
     several = {"n_seq_max": N_SEQS, "n_ctx": N_SEQS * N_CTX, "unified": True}
@@ -125,8 +165,10 @@ def test_a_copy_takes_along_what_is_pending(steps: Context, rounds: Context) -> 
     assert rounds.remove(3)
     rounds.copy(0, 1, 3)
     expected = step(steps, tokens[3:4])
-    assert step(rounds, tokens[3:4], 1) == expected
+    assert step(rounds, tokens[3:7], 1)[:1] == expected
+    assert rounds.remove(4, 1)
     assert step(rounds, tokens[3:4], 0) == expected
+    assert step(rounds, tokens[4:5], 1) == step(steps, tokens[4:5])
 
 
 def test_room_for_going_back_costs_tokens_not_states(model: Model) -> None:
