@@ -152,12 +152,9 @@ class HeadDrafter(Drafter):
         ]
 
     def to_come(self, sequences: list[Sequence], n: int) -> bool:
-        """See :meth:`.Drafter.to_come`. On a CPU there is nothing to gain, and workers are to hold
-        what was reserved, which has no graphs for it."""
-        model = self.context.model
+        """See :meth:`.Drafter.to_come`. On a CPU there is nothing to gain."""
         return (
-            model.on_gpu
-            and not model.rpc_servers
+            self.context.model.on_gpu
             and self.p_min == 0
             and not any(one.draws for one in sequences)
             and self.context.can_draft_and_decode(len(sequences), n)
