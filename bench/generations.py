@@ -39,7 +39,7 @@ GENERATIONS = {
     "sse42": ("sse4_2", "SSE4.2"),
     "x64": ("sse2", "SSE2"),
 }
-MATRIX = "-p 128 -n 32 --depths 0,3 --no-ngram --variants patched,upstream"
+MATRIX = "--depths 0,3 --no-ngram --variants patched,upstream"
 
 
 def copy_with(name: str, package: Path, to: Path) -> Path:
@@ -55,6 +55,7 @@ def row(name: str, at: Path, args: argparse.Namespace) -> list[str]:
     """Measure one backend: name, features, then tokens per second and ratios to upstream's."""
     records = at / "matrix.jsonl"
     words = ["matrix", *MATRIX.split(), "--threads", str(args.threads), "-m", str(args.model)]
+    words += ["-p", str(args.prompt), "-n", str(args.tokens)]
     words += ["--repeat", str(args.repeat), "--output", str(records)]
     environment = {**os.environ, "PYTHONPATH": str(at)}
     command = [sys.executable, "-m", "pyllama_mtp", *words]
@@ -77,6 +78,9 @@ def main(argv: list[str] | None = None) -> int:
     add("--model", type=Path, required=True, metavar="FILE", help="a GGUF file with an MTP head")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     add("--repeat", type=int, default=3, metavar="N", help="samples (default: %(default)s)")
+    add("--prompt", type=int, default=128, metavar="N", help="its tokens (default: %(default)s)")
+    add("--tokens", type=int, default=32, metavar="N", help="decoded (default: %(default)s)")
+    add("--backends", metavar="NAME,...", help="default: all that this machine can run")
     add("--keep", type=Path, metavar="FOLDER", help="leave the copies there")
     args = parser.parse_args(argv)
     args.model = args.model.resolve()
@@ -87,6 +91,11 @@ def main(argv: list[str] | None = None) -> int:
     names = [name for name in names if GENERATIONS[name][0] in features]
     if not names:
         parser.error("this install has no backend for each generation; see docs/building.md")
+    if args.backends:
+        unknown = set(args.backends.split(",")) - set(names)
+        if unknown:
+            parser.error(f"--backends: {', '.join(unknown)} not in {', '.join(names)}")
+        names = [name for name in names if name in args.backends.split(",")]
     head = ["backend", "has", "prompt", "to upstream", "decode", "to upstream", "3 drafts", "to it"]
     with tempfile.TemporaryDirectory() as folder:
         at = args.keep.resolve() if args.keep else Path(folder)
