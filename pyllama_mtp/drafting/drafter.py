@@ -152,9 +152,12 @@ class HeadDrafter(Drafter):
         ]
 
     def to_come(self, sequences: list[Sequence], n: int) -> bool:
-        """See :meth:`.Drafter.to_come`. On a CPU there is nothing to gain."""
+        """See :meth:`.Drafter.to_come`. On a CPU there is nothing to gain, and workers are to hold
+        what was reserved, which has no graphs for several sequences."""
+        model, several = self.context.model, self.context.options.n_seq_max > 1
         return (
-            self.context.model.on_gpu
+            model.on_gpu
+            and not (several and model.rpc_servers)
             and self.p_min == 0
             and not any(one.draws for one in sequences)
             and self.context.can_draft_and_decode(len(sequences), n)
