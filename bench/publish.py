@@ -61,7 +61,7 @@ class Section:
     further: tuple[str, ...] = ()
 
 
-LARGE = ("qwen3.6-27b", "qwen3.6-35b-a3b")
+LARGE = tuple(SYNTHETIC)[8:]
 AT = "--at 1k,4k,16k,32k,64k,128k,192k -p 512 -n 128 --no-ngram"
 BOTH = ("0.8b-q4_k_m", "0.8b-q8_0")
 
@@ -74,7 +74,7 @@ SECTIONS = (
             f"-p 512 -n 128 --depths 0,2,3 --no-ngram --repeat 2 {PEERS}", EIGHT),
     Section("sequences", "Several sequences at once",
             "-p 64 -n 128 --depths 0,1,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 3",
-            ("0.8b-q4_k_m", "0.8b-q8_0")),
+            BOTH),
     Section("contexts", "By length of the context",
             f"{AT} --depths 0,3,auto --repeat 2", BOTH, LARGE),
     Section("contexts_q8_0", "By length of the context, with K and V in Q8_0",

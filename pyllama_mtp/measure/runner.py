@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 #: Tokens before a miss whose text is kept with it.
 MISS_CONTEXT = 8
-
-
 #: A filled context is kept in a file if the last part of it took so many seconds.
 LONG_FILLING_S = 120.0
 #: The end of the names of these files.
