@@ -95,10 +95,11 @@ def test_masks_that_hide_whole_tiles(ggml: Attention, kind: str) -> None:
     assert_right(ggml, one)
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16"])
-def test_numbers_of_all_sizes(ggml: Attention, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize(("rows", "d"), [(3, 256), (3, 1024), (20, 256)])
+def test_numbers_of_all_sizes(ggml: Attention, rows: int, d: int, kind: str) -> None:
     """Sums of shorts do not overflow, and small numbers beside large ones count."""
-    one = case(200, 20, d=256, type_k=TYPES[kind], type_v=TYPES[kind])
+    one = case(200, rows, 4, d=d, type_k=TYPES[kind], type_v=TYPES[kind])
     for factor in (1e-4, 1e3):
         assert_right(ggml, replace(one, v=one.v * np.float32(factor)))
         scaled = replace(one, q=one.q / np.float32(factor), k=one.k * np.float32(factor))
@@ -114,7 +115,7 @@ def test_numbers_of_all_sizes(ggml: Attention, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [12, 70])
+@pytest.mark.parametrize("rows", [4, 12, 70])
 @pytest.mark.parametrize("queries", [1.0, 10.0])
 def test_a_channel_of_k_a_hundred_times_the_others(
     ggml: Attention, rows: int, kind: str, queries: float
@@ -132,19 +133,36 @@ def test_a_channel_of_k_a_hundred_times_the_others(
     found = error()
     assert found < 5e-4
     if rows < 64 and kind == "f16":  # upstream's, too, rounds to 16 bits
-        assert native.load().set_cpu_switch("large_batch", False)
+        ours = "few_rows_attention" if rows <= 8 else "large_batch"
+        assert native.load().set_cpu_switch(ours, False)
         theirs = error()
-        assert native.load().set_cpu_switch("large_batch", True)
+        assert native.load().set_cpu_switch(ours, True)
         assert found < 1.2 * theirs
 
 
-def test_what_is_no_number_stays_so(ggml: Attention) -> None:
-    one = case(200, 20)
+@pytest.mark.parametrize("rows", [6, 20])
+def test_what_is_no_number_stays_so(ggml: Attention, rows: int) -> None:
+    one = case(200, rows)
     q = one.q.copy()
     q[0, 3, 1, 5] = np.nan
     found = ggml.run(replace(one, q=q))
     assert np.isnan(found[0, 3, 1]).all()
-    assert np.isfinite(np.delete(found[0].reshape(160, 64), 3 * 8 + 1, axis=0)).all()
+    assert np.isfinite(np.delete(found[0].reshape(rows * 8, 64), 3 * 8 + 1, axis=0)).all()
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("what", ["k", "v"])
+def test_a_cell_with_what_is_no_number(ggml: Attention, what: str, kind: str) -> None:
+    """Rows that see it have none either; rows that do not are as they were."""
+    one = case(200, rows=6, type_k=TYPES[kind], type_v=TYPES[kind])
+    assert one.mask is not None
+    one.mask[0, :3, 70] = HIDDEN
+    numbers = getattr(one, what).copy()
+    numbers[0, 70, 1, 5] = np.inf
+    found, before = ggml.run(replace(one, **{what: numbers})), ggml.run(one)
+    assert np.isnan(found[0, 3:, 4:]).all()
+    assert found[0, :3].tobytes() == before[0, :3].tobytes()
+    assert found[0, :, :4].tobytes() == before[0, :, :4].tobytes()
 
 
 def test_a_row_that_sees_nothing_is_zero(ggml: Attention) -> None:
@@ -173,12 +191,16 @@ def test_the_rows_beside_it_in_other_shapes(ggml: Attention, heads: int, kv: int
     assert_rows_are_rows_alone(ggml, biased, (2, 7))
 
 
-def test_rows_that_see_other_cells(ggml: Attention) -> None:
-    """Rows of several sequences in one cache see different cells; so do rows after a rollback."""
-    one = case(1000)
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+def test_rows_that_see_other_cells(ggml: Attention, kind: str) -> None:
+    """Rows of several sequences in one cache see different cells; so do rows after a rollback.
+    Each sequence has another channel that is larger than the others."""
+    one = case(1000, type_k=TYPES[kind], type_v=TYPES[kind])
     assert one.mask is not None
     rng = np.random.default_rng(0)
     mine = rng.integers(0, 3, 1000)
+    for sequence in range(3):
+        one.k[0, mine == sequence, :, 20 * sequence] *= 100
     for row in range(8):
         one.mask[0, row, mine != row % 3] = HIDDEN
     one.mask[0, 4, :] = HIDDEN
