@@ -200,7 +200,7 @@ def test_rows_that_see_other_cells(ggml: Attention, kind: str) -> None:
     rng = np.random.default_rng(0)
     mine = rng.integers(0, 3, 1000)
     for sequence in range(3):
-        one.k[0, mine == sequence, :, 20 * sequence] *= 100
+        one.k[0, mine == sequence, :, 20 * sequence] *= 30
     for row in range(8):
         one.mask[0, row, mine != row % 3] = HIDDEN
     one.mask[0, 4, :] = HIDDEN
