@@ -159,6 +159,7 @@ def _prompt_sync(model: Model, settings: Settings) -> str:
         ("hidden", s.hidden, ("post-norm",)),
         ("draft_vocab", s.draft_vocab, (s.draft_vocab,) if part else ("auto", "full")),
         ("draft_head_type", s.draft_head_type, HEAD_TYPES if part else ("file",)),
+        ("draft_window", s.draft_window, (0,)),
     ):
         if value not in usable:
             raise UsageError(

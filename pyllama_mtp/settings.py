@@ -195,6 +195,9 @@ class Settings:
             acceptance, and never change the text.
         p_min: stop drafting at a token that the head gives less probability than this, 0 to 1,
             among its ten best candidates, as upstream's draft-mtp does.
+        draft_window: drafts attend to the first 64 and so many of the last tokens; 0: to all. In
+            long contexts a CPU then makes drafts faster, and fewer are accepted; the text is the
+            same. Not with prompt_sync "full".
         draft_sampling: draw drafts from the head's distribution, and accept them by rejection
             sampling: more are accepted where the temperature is high, and the text is still the
             model's.
@@ -245,6 +248,9 @@ class Settings:
     draft_follow: bool = _cost(True, FLAG)
     draft_head_type: str = _cost("file", words(*HEAD_TYPES), "TYPE")
     p_min: float = _speed(0.0, between(0, 1, "a probability from 0 to 1"), "P")
+    draft_window: int = _speed(
+        0, wholes(0, MOST_TOKENS, f"0 (all) to {MOST_TOKENS} tokens"), "TOKENS"
+    )
     draft_sampling: bool = _sampling(False, FLAG)
     checkpoints: int = _speed(
         4, wholes(0, CHECKPOINT_LIMIT, f"from 0 (none) to {CHECKPOINT_LIMIT}"), "N"

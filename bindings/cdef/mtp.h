@@ -14,5 +14,6 @@ void     llama_mtp_set_greedy      (struct llama_context * ctx, bool value);
 uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
 void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);
 const float * llama_mtp_get_draft_logits(const struct llama_context * ctx, int32_t * n);
+void    llama_mtp_set_draft_window(struct llama_context * ctx, int32_t n_window);
 bool    llama_mtp_can_draft_and_decode(struct llama_context * ctx, int32_t n_seqs, int32_t n_steps);
 uint64_t llama_mtp_get_n_graphs_built(const struct llama_context * ctx);

@@ -21,6 +21,7 @@ int32_t     llama_mtp_draft_and_decode(llama_context *, const llama_token *, con
 bool        llama_mtp_can_draft_and_decode(llama_context *, int32_t, int32_t) { return false; }
 int32_t     llama_mtp_draft(llama_context *, const llama_token *, const llama_seq_id *, int32_t, int32_t, int32_t, const float *, const float *, llama_token *) { return -1; }
 const float * llama_mtp_get_draft_logits(const llama_context *, int32_t * n) { *n = 0; return nullptr; }
+void        llama_mtp_set_draft_window(llama_context *, int32_t) {}
 llama_model * llama_mtp_load_model(const char *, const char *, uint32_t, const llama_mtp_tensor *, size_t, llama_model_params) { return nullptr; }
 bool        llama_mtp_reserve(llama_context *, int32_t, int32_t) { return false; }
 uint64_t    llama_mtp_get_n_graphs_built(const llama_context *) { return 0; }

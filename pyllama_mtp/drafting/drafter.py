@@ -120,6 +120,7 @@ class HeadDrafter(Drafter):
     def __init__(self, context: Context, settings: Settings) -> None:
         """Raises UsageError and others: see :class:`.Heads`."""
         self.context, self.p_min = context, settings.p_min
+        context.set_draft_window(settings.draft_window)
         self.heads = self._heads(settings)
 
     def _heads(self, settings: Settings) -> Heads | None:

@@ -489,6 +489,12 @@ class Context(Owned, OfThisProcess):
             self.n_candidates = n
             self._lib.llama_mtp_set_candidates(self.handle, n)
 
+    def set_draft_window(self, n: int) -> None:
+        """How many of the last tokens drafts attend to, besides the first ones; 0: all. For a
+        context with_mtp; ignored by upstream's library."""
+        if self.library.has_tap:
+            self._lib.llama_mtp_set_draft_window(self.handle, n)
+
     def candidates(self, row: int) -> tuple[Ints, Floats]:
         """The best tokens of batch entry `row`, the best one first: ([n] int32 ids, [n] float32
         logits). n is `n_candidates`. Raises UsageError: no output row was asked for there, or no

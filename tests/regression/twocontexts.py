@@ -183,17 +183,29 @@ class TwoContexts(Owned):
         """Both go back; whether the trunk could."""
         return self.target.remove(start, seq) and self.block.remove(start, seq)
 
-    def draft(self, token: int, n: int, seq: int = 0, ids: Ints | None = None) -> Steps:
+    def draft(
+        self,
+        token: int,
+        n: int,
+        seq: int = 0,
+        ids: Ints | None = None,
+        window: tuple[int, int] | None = None,
+    ) -> Steps:
         """`n` steps after `token`, which is not decoded yet; nothing of them stays.
 
         Args:
             ids: the tokens that may be drafted; all.
+            window: (first, last): steps attend to so many of the first and last positions. Others
+                are removed from the cache, and do not come back.
         """
         start, found = self.block.past(seq), Steps()
-        hidden = self.row(start - 1, seq)[None]
+        row = self.row(start - 1, seq)[None]
         for position in range(start, start + n):
+            if window:
+                remove = self.block.library.lib.pyllama_memory_seq_rm
+                self.block.call(remove, seq, window[0], position - window[1] + 1)
             newest = np.array([token], dtype=np.int32)
-            self.block.decode(newest, position, np.ones(1, dtype=np.int8), hidden, seq)
+            self.block.decode(newest, position, np.ones(1, dtype=np.int8), row, seq)
             logits = self.block.logits(0).copy()
             allowed = logits if ids is None else logits[ids]
             second, best = np.sort(np.append(allowed, -np.inf))[-2:]
@@ -201,7 +213,7 @@ class TwoContexts(Owned):
             found.tokens.append(token)
             found.leads.append(float(best - second))
             found.logits.append(logits)
-            hidden = self.block.hidden_rows()[:1].copy()
+            row = self.block.hidden_rows()[:1].copy()
         self.block.remove(start, seq)
         return found
 

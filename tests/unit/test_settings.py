@@ -32,6 +32,7 @@ BAD_SETTINGS = [
     ("rollback", "undo", "auto, snapshot, replay"),
     ("draft_n_max", DRAFT_LIMIT + 1, f"0 (no MTP) to {DRAFT_LIMIT}"),
     ("p_min", -0.1, "0 to 1"),
+    ("draft_window", -1, "0 (all) to"),
     ("prompt_sync", "none", "one of auto, kv, full"),
     ("hidden", "norm", "one of post-norm, pre-norm"),
     ("draft_vocab", 255, "a number of tokens from 256"),
