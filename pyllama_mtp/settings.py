@@ -196,8 +196,8 @@ class Settings:
         p_min: stop drafting at a token that the head gives less probability than this, 0 to 1,
             among its ten best candidates, as upstream's draft-mtp does.
         draft_window: drafts attend to the first 64 and so many of the last tokens; 0: to all. In
-            long contexts a CPU then makes drafts faster, and fewer are accepted; the text is the
-            same. Not with prompt_sync "full".
+            long contexts a CPU then makes drafts faster. Fewer may be accepted; the text stays the
+            model's. Not with prompt_sync "full".
         draft_sampling: draw drafts from the head's distribution, and accept them by rejection
             sampling: more are accepted where the temperature is high, and the text is still the
             model's.
