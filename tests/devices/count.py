@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pyllama_mtp import Model, Session, Settings, scheduler
+from pyllama_mtp import BatchSession, Model, Settings, scheduler
 from pyllama_mtp import round as rounds_of
 from pyllama_mtp.drafting.choice import Drafting
 from pyllama_mtp.engine import Engine
 
-FIELDS = ("graphs", "uploads", "downloads", "waits")
+FIELDS = ("graphs", "uploads", "downloads", "waits", "cpu_graphs")
 #: The phases of a round, and whose functions they are.
 PHASES = {"draft": Drafting, "verify": Engine, "accept": rounds_of, "roll_back": Engine}
 N_PROMPT, N_BATCH, N_TOKENS = 64, 16, 24
@@ -75,18 +75,20 @@ def main() -> None:
     small = {"n_ctx": 512, "n_batch": N_BATCH, "n_ubatch": N_BATCH, "checkpoints": 0}
     with Model(sys.argv[1]) as model:
         for options in json.loads(sys.argv[2]):
-            with Session(model, Settings(**{**small, **options})) as session:
+            n = options.pop("n_sequences", 1)
+            with BatchSession(model, Settings(**{**small, **options}), n) as session:
                 print(json.dumps(counted(session, rounds)))
 
 
-def counted(session: Session, rounds: Rounds) -> dict[str, Any]:
+def counted(session: BatchSession, rounds: Rounds) -> dict[str, Any]:
     """What a prompt takes, and a round by phase: the median of the later rounds."""
     prompt = [7 * i % 251 + 5 for i in range(N_PROMPT)]
     before = rounds.now()
-    session.process(prompt)
+    session.generate([prompt], max_tokens=1, ignore_eos=True).run()
     prefill = rounds.now() - before
     rounds.all.clear()
-    session.generate(prompt, max_tokens=N_TOKENS, ignore_eos=True).run()
+    prompts = [[*prompt, 5 + i] for i in range(session.n_sequences)]
+    session.generate(prompts, max_tokens=N_TOKENS, ignore_eos=True).run()
     settled = rounds.all[len(rounds.all) // 2 :]
     phases = sorted({phase for counts in settled for phase, _ in counts})
     return {

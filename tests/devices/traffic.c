@@ -12,6 +12,7 @@ struct traffic {
     long uploads;    // host to device
     long downloads;  // device to host
     long waits;      // of the host for a device that was given something since the last one
+    long cpu_graphs; // parts of graphs that the CPU computed; what it copies to a device itself is no upload
 };
 
 struct traffic traffic;
@@ -76,6 +77,7 @@ TRANSFER(ggml_backend_tensor_get_async, downloads, give(backend),
 
 enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t backend, struct ggml_cgraph * graph) {
     traffic.graphs += on_device(backend);
+    traffic.cpu_graphs += !on_device(backend);
     give(backend);
     return NEXT(ggml_backend_graph_compute_async)(backend, graph);
 }

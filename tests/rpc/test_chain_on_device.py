@@ -129,8 +129,8 @@ def test_it_stays_there(
         assert graphs == [SHORT, LONG]
         return
     assert graphs == [1, 1]
-    # The newest tokens, mask, and positions with slots.
-    assert short[SET_TENSOR] == long[SET_TENSOR] == 3
+    # Embeddings of the newest tokens, mask, positions and slots in one piece.
+    assert short[SET_TENSOR] == long[SET_TENSOR] == 1
     assert short[GET_TENSOR] == long[GET_TENSOR] == 1
 
 
