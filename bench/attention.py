@@ -13,6 +13,7 @@ condenses what it prints.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -111,7 +112,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--heads", default="8,2", metavar="N,KV", help="of queries, of K and V (%(default)s)")
     add("--size", type=int, default=256, metavar="N", help="of a head (default: %(default)s)")
     add("--layers", type=int, default=6, metavar="N", help="default: %(default)s")
-    add("--threads", type=int, default=results.n_cores(), metavar="N", help="default: all cores")
+    add("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="default: all cores")
     add("--seconds", type=float, default=3, metavar="S", help="of each (default: %(default)s)")
     args = parser.parse_args(argv)
     args.types = args.types.split(",")
