@@ -18,12 +18,10 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 from benchkit import results
 
 from pyllama_mtp.llama import native
-from tests.ffi.attentioncalls import TYPES, Attention
-from tests.ffi.ggmlcalls import F16, F32
+from tests.ffi.attentioncalls import TYPES, Attention, Case, case
 
 DECLARATIONS = """
 void * ggml_backend_cpu_init(void);
@@ -43,33 +41,15 @@ class Layers(Attention):
         self.backend = self.ggml_backend_cpu_init()
         self.ggml_backend_cpu_set_n_threads(self.backend, n_threads)
 
-    def graph(
-        self, stack: ExitStack, cells: int, rows: int, kind: int, args: argparse.Namespace
-    ) -> tuple[Any, int]:
-        """The graph, and the bytes of K and V that it reads. Row i sees all cells but the last
-        rows - 1 - i."""
-        heads, kv = args.heads
-        rng, size = np.random.default_rng(0), self.ggml_row_size(kind, args.size)
-        data = self.quantize(rng.standard_normal((cells, kv, args.size), np.float32), kind)
-        n_bytes = 2 * args.layers * len(data)
-        ctx = stack.enter_context(self.context(n_bytes + 2**26 + 2 * rows * cells))
-        mask = self.ggml_new_tensor_4d(ctx, F16, cells, rows, 1, 1)
-        seen = cells - rows + 1 + np.arange(rows)
-        hidden = np.where(np.arange(cells) < seen[:, None], 0.0, -np.inf).astype(np.float16)
-        self.fill(mask, hidden.tobytes())
+    def graph(self, stack: ExitStack, one: Case, n: int) -> Any:
+        """The graph of the operator in n layers."""
+        size = one.k.nbytes + one.v.nbytes + 2 * one.q.nbytes
+        assert one.mask is not None
+        ctx = stack.enter_context(self.context(2**26 + n * (size + one.mask.nbytes)))
         graph = self.ggml_new_graph(ctx)
-        for _ in range(args.layers):
-            q = self.ggml_new_tensor_4d(ctx, F32, args.size, rows, heads, 1)
-            self.data(q)[:] = rng.standard_normal(self.data(q).size)
-            caches = []
-            for _ in "kv":
-                whole = self.ggml_new_tensor_4d(ctx, kind, args.size, kv, cells, 1)
-                self.fill(whole, data)
-                strides = (size * kv, size, size * kv * cells)
-                caches.append(self.ggml_view_4d(ctx, whole, args.size, cells, kv, 1, *strides, 0))
-            out = self.ggml_flash_attn_ext(ctx, q, *caches, mask, args.size**-0.5, 0.0, 0.0)
-            self.ggml_build_forward_expand(graph, out)
-        return graph, n_bytes
+        for _ in range(n):
+            self.ggml_build_forward_expand(graph, self.operator(ctx, one))
+        return graph
 
     def seconds(self, graph: Any, rows: int, on: bool) -> float:
         """The time of all layers, with our patches or without."""
@@ -86,10 +66,15 @@ def measure(layers: Layers, args: argparse.Namespace) -> list[list[str]]:
     """Rows of the table."""
     table = []
     for name in args.types:
+        kind = TYPES[name]
         for cells in args.cells:
+            n_bytes = (
+                2 * args.layers * cells * args.heads[1] * layers.ggml_row_size(kind, args.size)
+            )
             for rows in args.rows:
+                one = case(cells, rows, *args.heads, args.size, type_k=kind, type_v=kind)
                 with ExitStack() as stack:
-                    graph, n_bytes = layers.graph(stack, cells, rows, TYPES[name], args)
+                    graph = layers.graph(stack, one, args.layers)
                     least, end = {True: 1e9, False: 1e9}, time.monotonic() + args.seconds
                     while time.monotonic() < end:
                         for on in (True, False):

@@ -83,24 +83,30 @@ class Attention(Products):
         strides = (row * heads, row, row * heads * cells)
         return self.ggml_view_4d(ctx, whole, d, cells, heads, streams, *strides, 0)
 
+    def operator(self, ctx: Any, one: Case) -> Any:
+        """The tensor [dv, heads, rows, streams] that is computed."""
+        streams, rows, heads, d = one.q.shape
+        q = self.ggml_new_tensor_4d(ctx, F32, d, rows, heads, streams)
+        self.fill(q, one.q.transpose(0, 2, 1, 3).tobytes())
+        k, v = self.cache(ctx, one.k, one.type_k), self.cache(ctx, one.v, one.type_v)
+        mask = self.ffi.NULL
+        if one.mask is not None:
+            mask = self.ggml_new_tensor_4d(ctx, F16, one.mask.shape[2], rows, 1, streams)
+            self.fill(mask, one.mask.astype(np.float16).tobytes())
+        numbers = (one.scale, one.max_bias, one.softcap)
+        out = self.ggml_flash_attn_ext(ctx, q, k, v, mask, *numbers)
+        if one.sinks is not None:
+            sinks = self.ggml_new_tensor_2d(ctx, F32, heads, 1)
+            self.fill(sinks, one.sinks.astype(np.float32).tobytes())
+            self.ggml_flash_attn_ext_add_sinks(out, sinks)
+        return out
+
     def run(self, one: Case, n_threads: int = 2) -> Floats:
         """[streams, rows, heads, dv]"""
-        streams, rows, heads, d = one.q.shape
+        streams, rows, heads, _ = one.q.shape
         with self.context(2**26 + 16 * (one.k.nbytes + one.v.nbytes)) as ctx:
-            q = self.ggml_new_tensor_4d(ctx, F32, d, rows, heads, streams)
-            self.fill(q, one.q.transpose(0, 2, 1, 3).tobytes())
-            k, v = self.cache(ctx, one.k, one.type_k), self.cache(ctx, one.v, one.type_v)
-            mask = self.ffi.NULL
-            if one.mask is not None:
-                mask = self.ggml_new_tensor_4d(ctx, F16, one.mask.shape[2], rows, 1, streams)
-                self.fill(mask, one.mask.astype(np.float16).tobytes())
-            numbers = (one.scale, one.max_bias, one.softcap)
-            out = self.ggml_flash_attn_ext(ctx, q, k, v, mask, *numbers)
-            if one.sinks is not None:
-                sinks = self.ggml_new_tensor_2d(ctx, F32, heads, 1)
-                self.fill(sinks, one.sinks.astype(np.float32).tobytes())
-                self.ggml_flash_attn_ext_add_sinks(out, sinks)
-            return self.computed(ctx, out, n_threads).reshape(streams, rows, heads, -1)
+            out = self.computed(ctx, self.operator(ctx, one), n_threads)
+            return out.reshape(streams, rows, heads, -1)
 
     def stored(self, numbers: Floats, kind: int) -> Any:
         """What a cache of a type keeps of these numbers, in float64."""
