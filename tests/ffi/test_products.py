@@ -103,6 +103,19 @@ def test_products_are_those_of_upstream_but_for_rounding(ggml: Products, kind: i
             assert np.abs(found - exact).max() < {0: 1e-5, 1: 2e-3, 30: 2e-2}[kind] * np.sqrt(k)
 
 
+@EVERY_TYPE
+def test_sums_have_room_for_the_largest_quants(ggml: Products, kind: int) -> None:
+    """All quants of a column are the largest one, and nearly all of a row: sums of 16 bits fill."""
+    rows = np.ones((9, 512), dtype=np.float32)
+    rows[:, ::16] = -1
+    weights, columns = ggml.quantize(rows, kind), np.ones((8, 512), dtype=np.float32)
+    columns[1::2] = -1
+    right = upstream(ggml, weights, 9, columns, kind)
+    for n in (1, 2, 8):
+        found = ggml.product(weights, 9, columns[:n], 1, kind)
+        assert error(found, right[:n], columns[:n], rows) < 2e-6
+
+
 @pytest.mark.parametrize("k", [32, 96, 1024, 3584, 32768])
 @pytest.mark.parametrize("m", [1, 4, 5, 257])
 def test_q8_0_is_upstream_bit_for_bit(ggml: Products, m: int, k: int) -> None:
