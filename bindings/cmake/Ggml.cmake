@@ -1,8 +1,8 @@
 # ggml is built once, from PYLLAMA_TREE_ggml, for both variants. So the patches may change in it only: the CPU backend,
 # behind switches that the upstream variant turns off when it is loaded (pyllama_set_cpu_changes); the RPC backend, for
-# lost workers and for several clients of a worker; what follows a failed allocation, in the files of _on_failure; and
-# the Vulkan backend, so that it compiles.
-set(_on_failure ggml/src/ggml-alloc.c ggml/src/ggml-backend.cpp)
+# lost workers and for several clients of a worker; what follows a failed allocation, and schedulers that borrow each
+# other's buffers, which nobody does there, in the files of _schedulers; and the Vulkan backend, so that it compiles.
+set(_schedulers ggml/src/ggml-alloc.c ggml/src/ggml-backend.cpp ggml/include/ggml-alloc.h ggml/include/ggml-backend.h)
 set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
 set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
 set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
@@ -17,9 +17,9 @@ file(GLOB_RECURSE _theirs RELATIVE ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_upstr
 foreach(_file ${_theirs})
     execute_process(COMMAND ${CMAKE_COMMAND} -E compare_files
         ${PYLLAMA_TREE_upstream}/${_file} ${PYLLAMA_TREE_patched}/${_file} RESULT_VARIABLE _differs)
-    if(_differs AND NOT _file MATCHES "^ggml/(src/ggml-(cpu|rpc|vulkan)/|include/ggml-rpc)" AND NOT _file IN_LIST _on_failure)
+    if(_differs AND NOT _file MATCHES "^ggml/(src/ggml-(cpu|rpc|vulkan)/|include/ggml-rpc)" AND NOT _file IN_LIST _schedulers)
         message(FATAL_ERROR "pyllama-mtp: ${_file} differs between the variants, but they share ggml: only its "
-            "CPU backend may differ, behind a switch, its RPC and Vulkan backends, and what follows a failed allocation. "
+            "CPU backend may differ, behind a switch, its RPC and Vulkan backends, and its schedulers. "
             "Mark the patch `both` in patches/series.")
     endif()
 endforeach()
