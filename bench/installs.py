@@ -2,13 +2,15 @@
 """Two installs of this package side by side: what a change of ours, or of the pin, made faster.
 
     python bench/installs.py --model FILE.gguf --old OLD/bin/python --new NEW/bin/python
+    python bench/installs.py ... --prompt 512,8192,32768 --cache-type q8_0  # as the context fills
 
 Each install has a process of its own, which keeps a session at every depth. In a turn, both sides
 decode --tokens tokens after the same prompt, one after the other. Every turn has another prompt,
-because the acceptance of one text is luck, and another side is first. Texts that differ are
-reported. Where a process has its weights in memory makes it faster or slower for as long as it
-runs, so both are started --restarts times, and an interval tells what that does. Writes
-results/NAME.json and .md.
+because the acceptance of one text is luck, and another side is first. Of several lengths, a prompt
+is the beginning of the next one, which goes on from it, and is the same for all turns of a start.
+Texts that differ are reported. Where a process has its weights in memory makes it faster or slower
+for as long as it runs, so both are started --restarts times, and an interval tells what that does.
+Writes results/NAME.json and .md.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ import json, sys
 from pyllama_mtp import Model, Session, Settings, native
 plan = json.loads(sys.stdin.readline())
 model = Model(plan["model"])
-settings = {"n_ctx": plan["prompt"] + plan["tokens"] + 64, "n_threads": plan["threads"]}
+settings = {"n_ctx": plan["prompt"][-1] + plan["tokens"] + 64, "n_threads": plan["threads"]}
 settings["ngram"] = False
+settings["cache_type_k"] = settings["cache_type_v"] = plan["cache_type"]
 sessions = {d: Session(model, Settings(draft_n_max=d, **settings)) for d in plan["depths"]}
-tokens, n = model.tokenize(plan["text"]), plan["prompt"]
+tokens, most = model.tokenize(plan["text"]), plan["prompt"][-1]
+tokens *= 2 + most // len(tokens)
 print(json.dumps(native.load().stamp), flush=True)
 for line in sys.stdin:
-    depth, number = json.loads(line)
-    start = number * n % max(1, len(tokens) - n)
+    depth, number, n = json.loads(line)
+    start = number * most % (len(tokens) - most)
     prompt = tokens[start : start + n]
     answer = sessions[depth].generate(prompt, max_tokens=plan["tokens"], ignore_eos=True).run()
     t = answer.telemetry
@@ -69,7 +73,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="GGUF files with an MTP head (default: synthetic)",
     )
     add("--depths", default="0,1,3,auto", metavar="K,K,...", help="default: %(default)s")
-    add("--prompt", type=int, default=128, metavar="N", help="tokens (default: %(default)s)")
+    add("--prompt", default="128", metavar="N,N,...", help="tokens (default: %(default)s)")
+    add("--cache-type", default="f16", metavar="TYPE", help="of K and V (default: %(default)s)")
     add("--tokens", type=int, default=64, metavar="N", help="a turn (default: %(default)s)")
     add("--restarts", type=int, default=6, metavar="N", help="default: %(default)s")
     add("--turns", type=int, default=3, metavar="N", help="of each start (default: %(default)s)")
@@ -80,7 +85,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         args.depths = [d if d == "auto" else int(d) for d in args.depths.split(",")]
     except ValueError:
         parser.error("--depths: whole numbers and auto, separated by commas")
-    if min(args.prompt, args.tokens, args.restarts, args.turns, args.threads) < 1:
+    try:
+        args.prompt = sorted(map(int, args.prompt.split(",")))
+    except ValueError:
+        parser.error("--prompt: whole numbers, separated by commas")
+    if min(args.prompt[0], args.tokens, args.restarts, args.turns, args.threads) < 1:
         parser.error("prompt, tokens, restarts, turns and threads must be at least 1")
     return args
 
@@ -103,11 +112,17 @@ def ask(process: subprocess.Popen[str], what: Any) -> Any:
 
 
 def turn(
-    sides: dict[str, subprocess.Popen[str]], depth: int | str, number: int
+    sides: dict[str, subprocess.Popen[str]], depth: int | str, n: int, number: int, first: int
 ) -> dict[str, float]:
-    """Of both sides, per second: tokens, passes of the model, tokens of the prompt."""
-    order = SIDES if number % 2 else SIDES[::-1]
-    answers = {name: ask(sides[name], [depth, number]) for name in order}
+    """Of both sides, per second: tokens, passes of the model, tokens of the prompt.
+
+    Args:
+        n: tokens of the prompt.
+        number: of the prompt.
+        first: which side begins, 0 or 1.
+    """
+    order = SIDES if first else SIDES[::-1]
+    answers = {name: ask(sides[name], [depth, number, n]) for name in order}
     if answers["old"]["tokens"] != answers["new"]["tokens"]:
         print(f"depth {depth}: the texts differ", file=sys.stderr)
     kinds = ("tps", "passes", "prefill_tps")
@@ -115,18 +130,27 @@ def turn(
 
 
 def measure(args: argparse.Namespace, model: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """One model: what the installs are, and by depth the turns of each start."""
+    """One model: what the installs are, and the turns of each start, by length of the prompt and
+    depth."""
     text = Path(argparse.__file__).read_text(encoding="utf-8")
-    samples: dict[str, list[Turns]] = {str(depth): [] for depth in args.depths}
+    pairs = [(depth, n) for depth in args.depths for n in args.prompt]
+    grows = len(args.prompt) > 1
+    samples: dict[str, list[Turns]] = {f"{n} {depth}": [] for depth, n in pairs}
     for restart in range(args.restarts):
         sides = {name: start(getattr(args, name)) for name in SIDES}
         try:
             request = {**plan, "model": str(model.resolve()), "text": text}
             old, new = (ask(process, request) for process in sides.values())
-            for depth in args.depths:
-                first = restart * args.turns  # the turn before it is a warm-up
-                turns = [turn(sides, depth, first + n) for n in range(-1, args.turns)]
-                samples[str(depth)].append(turns[1:])
+            for depth, n in pairs:
+                at = restart * args.turns
+                numbers = [restart if grows else at + i for i in range(-1, args.turns)]
+                filled, *turns = [
+                    turn(sides, depth, n, number, (at + i) % 2) for i, number in enumerate(numbers)
+                ]  # the first one is a warm-up
+                if grows:  # the others find the prompt there
+                    kept = {name: rate for name, rate in filled.items() if "prefill" in name}
+                    turns = [one | kept for one in turns]
+                samples[f"{n} {depth}"].append(turns)
         finally:
             for process in sides.values():
                 process.kill()
@@ -151,20 +175,29 @@ def markdown(result: dict[str, Any]) -> str:
     lines += [
         f"- Old: llama.cpp {plan['old']['upstream_commit'][:9]}, patch series "
         f"{plan['old']['series'][:12]}",
-        f"- {plan['prompt']} tokens of prompt, {plan['tokens']} decoded a turn; {plan['restarts']} "
-        f"starts of both, {plan['turns']} turns each; {plan['threads']} threads",
+        f"- {plan['tokens']} tokens decoded a turn; {plan['restarts']} starts of both, "
+        f"{plan['turns']} turns each; {plan['threads']} threads; K and V in {plan['cache_type']}",
         "",
     ]
     rows = []
     for model, samples in result["samples"].items():
-        for depth, starts in samples.items():
+        for name, starts in samples.items():
             speeds = [
                 f"{median(one[f'{side}_tps'] for turns in starts for one in turns):.1f}"
                 for side in SIDES
             ]
             ratios = [ratio(starts, kind) for kind in ("tps", "passes", "prefill_tps")]
-            rows.append([model, depth, *speeds, *ratios])
-    head = ["model", "drafts", "old tok/s", "new tok/s", "new / old", "of passes", "of prompts"]
+            rows.append([model, *name.split(), *speeds, *ratios])
+    head = [
+        "model",
+        "prompt",
+        "drafts",
+        "old tok/s",
+        "new tok/s",
+        "new / old",
+        "of passes",
+        "of prompts",
+    ]
     lines += results.markdown_table(head, rows)
     lines += [
         "",
@@ -177,7 +210,7 @@ def markdown(result: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     args = parse_arguments(argv)
-    names = ("depths", "prompt", "tokens", "restarts", "turns", "threads")
+    names = ("depths", "prompt", "tokens", "restarts", "turns", "threads", "cache_type")
     plan = {name: getattr(args, name) for name in names}
     samples = {}
     for path in [model_file(model) for model in args.model]:
