@@ -244,12 +244,15 @@ class Generator(threading.Thread):
     def _recover(self, error: Exception) -> None:
         """After a failed decode: fail the running requests, and go on with empty contexts.
 
+        Where none is running, those that wait are failed: what has failed would fail again.
+
         A lost RPC worker takes part of the model with it, so nothing can be generated any more.
         Clients are told last, so that a client that tries again at once meets the new state.
         """
         failure = ApiError(500, f"the computation failed: {error}", code="decode_failed")
         waiting = set(self._loop.waiting())
-        failed = self._fail([one for one in self._jobs if one not in waiting], failure, "error")
+        running = [one for one in self._jobs if one not in waiting]
+        failed = self._fail(running or list(self._jobs), failure, "error")
         try:
             if isinstance(error, WorkerLostError):
                 raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import openai
 import pydantic
 import pytest
 
@@ -170,6 +171,18 @@ def test_bad_requests(shared: Running, body: Any, param: str, words: str) -> Non
 def test_nothing_is_stored(shared: Running) -> None:
     got = httpx.get(f"{shared.url}/v1/responses/resp_1")
     assert got.status_code == 501 and "whole conversation" in got.json()["error"]["message"]
+
+
+def test_one_that_fails_before_it_has_a_place(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Any:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(shared.generator._loop, "step", fail)
+    with pytest.raises(openai.InternalServerError, match="no more"):
+        ask(shared, "x")
+    shared.wait_until_idle()
 
 
 def test_a_stream_that_fails(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
