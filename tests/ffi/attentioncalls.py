@@ -104,7 +104,7 @@ class Attention(Products):
     def run(self, one: Case, n_threads: int = 2) -> Floats:
         """[streams, rows, heads, dv]"""
         streams, rows, heads, _ = one.q.shape
-        with self.context(2**26 + 16 * (one.k.nbytes + one.v.nbytes)) as ctx:
+        with self.context(2**27 + 3 * one.q.nbytes + 16 * (one.k.nbytes + one.v.nbytes)) as ctx:
             out = self.computed(ctx, self.operator(ctx, one), n_threads)
             return out.reshape(streams, rows, heads, -1)
 

@@ -65,6 +65,12 @@ def test_shapes(ggml: Attention, heads: int, kv: int, d: int, dv: int, kind: str
         assert_right(ggml, case(200, rows, heads, kv, d, dv=dv, streams=2, **types))
 
 
+def test_more_rows_than_are_taken_together(ggml: Attention) -> None:
+    """Queries and values of 85 rows take 32 MB here."""
+    one = case(130, 100, heads=128, kv=1, d=512, streams=2)
+    assert_right(ggml, replace(one, q=one.q / 4))
+
+
 def test_variations(ggml: Attention) -> None:
     odd = [case(200, rows, 5, 1, 80, dv=112, streams=2) for rows in (1, 3, 20)]
     types = [case(300, rows, type_k=Q8_0, type_v=Q4_0) for rows in (8, 20)]
