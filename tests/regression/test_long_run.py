@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def growth(marks: list[int]) -> int:
     return late[-1] - late[0] - max(after - before for before, after in pairwise(late))
 
 
+def assert_flat(measure: Callable[[], list[int]]) -> None:
+    """A leak grows the second time, too; threads that other tests have left do not."""
+    first = measure()
+    if growth(first) >= SLACK:
+        second = measure()
+        assert growth(second) < SLACK, (first, second)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("n_tokens", "depth", "options"),
@@ -53,31 +62,40 @@ def test_memory_is_flat(
     demo: Model, text: list[int], n_tokens: int, depth: int | str, options: dict[str, object]
 ) -> None:
     """Every round accepts another number of drafts; the context is filled again and again."""
-    done, drafted, accepted, marks = 0, 0, 0, []
-    with Session(demo, settings(depth, **{"n_ctx": N_CTX, **options})) as session:
-        while done < n_tokens:
-            drawn = Sampling(temperature=1.3, top_k=0, seed=done)
-            prompt = text[done % 50 : done % 50 + 60]
-            run = session.generate(
-                prompt, max_tokens=N_CTX - 80, sampling=drawn, ignore_eos=True
-            ).run()
-            done += run.telemetry.n_generated
-            drafted += sum(run.telemetry.drafted)
-            accepted += sum(run.telemetry.accepted)
-            del run
-            marks.append(resident())
-    assert drafted / 10 < accepted < drafted * 9 / 10
-    assert growth(marks) < SLACK, marks
+
+    def measure() -> list[int]:
+        done, drafted, accepted, marks = 0, 0, 0, []
+        with Session(demo, settings(depth, **{"n_ctx": N_CTX, **options})) as session:
+            while done < n_tokens:
+                drawn = Sampling(temperature=1.3, top_k=0, seed=done)
+                prompt = text[done % 50 : done % 50 + 60]
+                run = session.generate(
+                    prompt, max_tokens=N_CTX - 80, sampling=drawn, ignore_eos=True
+                ).run()
+                done += run.telemetry.n_generated
+                drafted += sum(run.telemetry.drafted)
+                accepted += sum(run.telemetry.accepted)
+                del run
+                marks.append(resident())
+        assert drafted / 10 < accepted < drafted * 9 / 10
+        return marks
+
+    assert_flat(measure)
 
 
 @pytest.mark.long
 def test_memory_of_several_sequences_is_flat(demo: Model, text: list[int]) -> None:
-    marks = []
-    with BatchSession(demo, settings(3, n_ctx=512), n_sequences=3) as session:
-        for number in range(13):
-            prompts = [text[i : i + 20 + 7 * i] for i in range(5)]
-            drawn = Sampling(temperature=0.9, seed=number)
-            batch = session.generate(prompts, max_tokens=200, sampling=drawn, ignore_eos=True).run()
-            assert batch.telemetry.n_generated == 1000
-            marks.append(resident())
-    assert growth(marks) < SLACK, marks
+    def measure() -> list[int]:
+        marks = []
+        with BatchSession(demo, settings(3, n_ctx=512), n_sequences=3) as session:
+            for number in range(13):
+                prompts = [text[i : i + 20 + 7 * i] for i in range(5)]
+                drawn = Sampling(temperature=0.9, seed=number)
+                batch = session.generate(
+                    prompts, max_tokens=200, sampling=drawn, ignore_eos=True
+                ).run()
+                assert batch.telemetry.n_generated == 1000
+                marks.append(resident())
+        return marks
+
+    assert_flat(measure)
