@@ -137,8 +137,8 @@ def test_many_columns_together_are_columns_alone(ggml: Products, kind: int, m: i
             assert error(found, right[:n], columns[:n], rows) < 1e-6, (n, k)
 
 
-@pytest.mark.parametrize("kind", [0, 8, 12], ids=["F32", "Q8_0", "Q4_K"])
-@pytest.mark.parametrize("m", [1, 7, 300, 5000])
+@pytest.mark.parametrize("kind", [0, 1, 30, 8, 12], ids=["F32", "F16", "BF16", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("m", [1, 7, 8, 300, 5000])
 def test_threads_share_the_rows(ggml: Products, m: int, kind: int) -> None:
     """Chunks and tiles end anywhere, there are fewer of them than threads, or many more."""
     rows, columns = normal(m, 256), numbers(41, 256)
