@@ -251,10 +251,11 @@ def _start(library: Library) -> None:
     # Logging must not reach Python while the interpreter goes down.
     atexit.register(lib.llama_log_set, lib.pyllama_log_discard, ffi.NULL)
     lib.pyllama_catch_aborts()
-    lib.llama_backend_init()
     for folder in (library.folder, library.folder.parent):
         lib.ggml_backend_load_all_from_path(str(folder).encode())
         if any(device.kind == "cpu" for device in library.devices()):
+            # Where no backend is loaded, it takes those of the current folder.
+            lib.llama_backend_init()
             # Both variants share one ggml; in upstream's variant, our changes to it are off.
             lib.pyllama_set_cpu_changes(library.has_tap)
             return

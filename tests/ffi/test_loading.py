@@ -117,6 +117,19 @@ def test_never_built(run_python: RunPython, tmp_path: Path) -> None:
     assert "no build_info.json" in message and str(tmp_path) in message
 
 
+def test_backends_in_the_current_folder_are_not_ours(run_python: RunPython, tmp_path: Path) -> None:
+    """A release of llama.cpp, for one, is a folder with backends for several CPUs."""
+    ours = next(native.load().folder.parent.glob("libggml-cpu*.so"))
+    (tmp_path / "libggml-cpu-other.so").write_bytes(ours.read_bytes())
+    done = run_python(
+        "import os, sys; os.chdir(sys.argv[1])\n"
+        "from pyllama_mtp.llama import native; native.load()\n"
+        "print([line for line in open('/proc/self/maps') if 'ggml-cpu-other' in line])",
+        tmp_path,
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
 def test_features_that_this_machine_lacks(run_python: RunPython) -> None:
     before = """
 real = native.read_stamp
