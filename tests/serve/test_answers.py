@@ -126,9 +126,12 @@ def test_prompts_of_all_kinds_and_n(shared: Running, demo: Model) -> None:
     assert len(usual) < len(more), "16 tokens are what the API gives"
 
 
-def test_a_seed_is_a_text(shared: Running) -> None:
+def test_a_seed_is_a_text(start: Start) -> None:
+    """Of one sequence: two may have got the prompt in other parts, which decides on rounding."""
+    server = start(n_sequences=1)
+
     def text(**options: object) -> str:
-        got = shared.answer(chat(QUESTIONS[1]), max_tokens=24, temperature=1.5, **options)
+        got = server.answer(chat(QUESTIONS[1]), max_tokens=24, temperature=1.5, **options)
         return str(got.choices[0].message.content)
 
     assert text(seed=7) == text(seed=7)
