@@ -1,5 +1,6 @@
 # A libllama for each variant. Sources that no patch changes, themselves or through a header, are compiled once.
-set(PYLLAMA_SHIM_DIR ${CMAKE_CURRENT_SOURCE_DIR}/shim)
+set(PYLLAMA_SHIM_DIR ${PYLLAMA_ROOT}/bindings/shim)
+set(PYLLAMA_LLAMA ${PYLLAMA_ROOT}/bindings/llama)
 
 # The version numbers live in upstream's top-level CMakeLists.txt, which we do not run.
 file(STRINGS ${PYLLAMA_TREE_upstream}/CMakeLists.txt _lines REGEX "^set\\(LLAMA_VERSION_(MAJOR|MINOR|PATCH) +[0-9]+\\)")
@@ -11,12 +12,12 @@ set(LLAMA_VERSION "${LLAMA_VERSION_MAJOR}.${LLAMA_VERSION_MINOR}.${LLAMA_VERSION
 set(LLAMA_BUILD_COMMIT ${PYLLAMA_UPSTREAM_COMMIT})
 configure_file(${PYLLAMA_TREE_upstream}/src/llama-version.h.in ${CMAKE_BINARY_DIR}/generated/llama-version.h @ONLY)
 
-pyllama_run("comparing the variants" ${CMAKE_CURRENT_SOURCE_DIR}/shared_sources.py
+pyllama_run("comparing the variants" ${PYLLAMA_ROOT}/bindings/shared_sources.py
     ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_patched})
 set(PYLLAMA_SHARED_SOURCES ${PYLLAMA_RUN_OUTPUT})
 
 function(llama_target_options target tree)
-    target_include_directories(${target} PRIVATE ${tree}/src ${tree}/include ${CMAKE_BINARY_DIR}/generated)
+    target_include_directories(${target} PRIVATE ${tree}/src ${tree}/include ${PYLLAMA_LLAMA} ${CMAKE_BINARY_DIR}/generated)
     target_compile_features(${target} PRIVATE cxx_std_17)
     target_compile_definitions(${target} PRIVATE LLAMA_BUILD LLAMA_SHARED)
     target_link_libraries(${target} PRIVATE ggml Threads::Threads)
@@ -63,6 +64,8 @@ function(llama_variant variant)
     list(TRANSFORM _all PREPEND ${_tree}/ OUTPUT_VARIABLE _own)
 
     if(variant STREQUAL "patched")
+        file(GLOB _ours CONFIGURE_DEPENDS ${PYLLAMA_LLAMA}/*.cpp)
+        list(APPEND _own ${_ours})
         pyllama_sanitize_sources(_own ${_tree})
     endif()
     set(_llama llama-${variant})
@@ -78,13 +81,10 @@ function(llama_variant variant)
     set(_shim shim-${variant})
     add_library(${_shim} SHARED ${PYLLAMA_SHIM_DIR}/shim.cpp)
     if(variant STREQUAL "upstream")
-        # a copy: beside the original, it would include headers of the patched tree
-        configure_file(${PYLLAMA_TREE_patched}/src/llama-mtp.cpp ${CMAKE_BINARY_DIR}/generated/llama-mtp.cpp COPYONLY)
-        target_sources(${_shim} PRIVATE ${CMAKE_BINARY_DIR}/generated/llama-mtp.cpp
-            ${PYLLAMA_SHIM_DIR}/mtp_absent.cpp)
+        target_sources(${_shim} PRIVATE ${PYLLAMA_LLAMA}/llama-mtp.cpp ${PYLLAMA_SHIM_DIR}/mtp_absent.cpp)
     endif()
     target_include_directories(${_shim} PRIVATE ${PYLLAMA_SHIM_DIR}
-        ${_tree}/include ${_tree}/src ${PYLLAMA_TREE_patched}/include)
+        ${_tree}/include ${_tree}/src ${PYLLAMA_LLAMA})
     target_compile_definitions(${_shim} PRIVATE LLAMA_BUILD LLAMA_SHARED)
     target_link_libraries(${_shim} PRIVATE ${_llama} ggml Threads::Threads)
     if(GGML_OPENMP_ENABLED)  # the shim makes ggml's threads

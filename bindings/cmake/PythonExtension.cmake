@@ -1,13 +1,13 @@
 # The cffi extension: C emitted from cdef/*.h and the shim's header. The compiler checks it against upstream's headers.
-file(GLOB _cdefs CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cdef/*.h ${PYLLAMA_SHIM_DIR}/pyllama_*.h)
+file(GLOB _cdefs CONFIGURE_DEPENDS ${PYLLAMA_ROOT}/bindings/cdef/*.h ${PYLLAMA_SHIM_DIR}/pyllama_*.h)
 set(_generated ${CMAKE_BINARY_DIR}/generated/_native.c)
 add_custom_command(OUTPUT ${_generated}
-    COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/build_ffi.py ${_generated}
-    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/build_ffi.py ${_cdefs}
+    COMMAND ${Python_EXECUTABLE} ${PYLLAMA_ROOT}/bindings/build_ffi.py ${_generated}
+    DEPENDS ${PYLLAMA_ROOT}/bindings/build_ffi.py ${_cdefs}
     COMMENT "Generating the cffi extension")
 
 Python_add_library(_native MODULE USE_SABI 3.10 WITH_SOABI ${_generated})
-target_include_directories(_native PRIVATE ${PYLLAMA_SHIM_DIR} ${PYLLAMA_TREE_patched}/include)
+target_include_directories(_native PRIVATE ${PYLLAMA_SHIM_DIR} ${PYLLAMA_LLAMA} ${PYLLAMA_TREE_patched}/include)
 target_compile_definitions(_native PRIVATE LLAMA_SHARED GGML_SHARED GGML_BACKEND_SHARED)
 target_link_libraries(_native PRIVATE shim-patched llama-patched ggml)
 pyllama_sanitize_target(_native)

@@ -16,6 +16,9 @@ endif()
 pyllama_run("fetching the pinned upstream" ${PYLLAMA_ROOT}/vendor/fetch.py
     --dest ${PYLLAMA_PRISTINE} ${_archive})
 
+# For maintainers: the repository that `patchqueue.py edit` made is built as it stands, before it is exported.
+set(PYLLAMA_WORK "" CACHE PATH "build the patched variant from this work tree of the queue")
+
 foreach(_variant upstream patched)
     set(PYLLAMA_TREE_${_variant} ${CMAKE_BINARY_DIR}/tree/${_variant})
     pyllama_run("applying the patch queue (${_variant})" ${PYLLAMA_ROOT}/patches/patchqueue.py
@@ -24,6 +27,11 @@ foreach(_variant upstream patched)
     set(PYLLAMA_SERIES_${_variant} ${PYLLAMA_RUN_OUTPUT})
     message(STATUS "pyllama-mtp: ${_variant} tree, patch series ${PYLLAMA_SERIES_${_variant}}")
 endforeach()
+
+if(PYLLAMA_WORK)
+    set(PYLLAMA_TREE_patched ${PYLLAMA_WORK})
+    message(STATUS "pyllama-mtp: the patched variant is built from ${PYLLAMA_WORK}")
+endif()
 
 # Reconfigure when the pin or a patch changes.
 file(GLOB _inputs CONFIGURE_DEPENDS ${PYLLAMA_ROOT}/patches/*.patch ${PYLLAMA_ROOT}/patches/series

@@ -15,6 +15,8 @@ from pathlib import Path
 PATCHES = Path(__file__).resolve().parents[1]
 VARIANTS = ("upstream", "patched")
 MARKERS = ("both", "patched")
+#: Folders of our own C++ under bindings/.
+SOURCES = ("ggml-cpu", "llama")
 SERIES_HEADER = (
     "# Patches in the order of application, and the variants that get them:\n"
     "# both = upstream and patched, patched = patched only. Written by patchqueue.py export.\n"
@@ -67,7 +69,18 @@ class Series:
             data = patch.data
             digest.update(f"{patch.name} {len(data)}\n".encode())
             digest.update(data)
+        if variant == "patched":
+            for path in self.sources():
+                data = path.read_bytes()
+                digest.update(f"{path.name} {len(data)}\n".encode())
+                digest.update(data)
         return digest.hexdigest()
+
+    def sources(self) -> list[Path]:
+        """Our C++ sources, which the patched variant is compiled from beside the patched tree."""
+        bindings = self.folder.resolve().parent / "bindings"
+        found = [path for name in SOURCES for path in (bindings / name).glob("*.[ch]*")]
+        return sorted(found)
 
 
 def read_series(folder: Path = PATCHES) -> Series:

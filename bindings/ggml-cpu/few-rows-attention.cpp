@@ -1,0 +1,433 @@
+// GCC 12 warns of its own header wherever an AVX-512 function of it is inlined
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#include "few-rows-attention.h"
+
+#include "ggml-cpu-impl.h"
+#include "ggml-cpu.h"
+#include "ggml-impl.h"
+#include "vec.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+static std::atomic<bool> few_rows_attention { true };
+
+void ggml_cpu_set_few_rows_attention(bool value) {
+    few_rows_attention = value;
+}
+
+#if defined(__GNUC__) && (defined(__aarch64__) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)))
+
+#if defined(__aarch64__)
+#include "few-rows-attention-neon.h"
+#else
+#include "few-rows-attention-simd.h"
+#endif
+
+namespace {
+
+// What a row sees is cut at fixed cells: stretches, whose results are merged in their order, made of tiles.
+constexpr int64_t STRETCH   = 256;  // cells that one thread takes ...
+constexpr int64_t LONG      = 512;  // ... from FAR on
+constexpr int64_t FAR       = 4096;
+constexpr int64_t MAX_ROWS  = 8;
+constexpr int64_t MAX_HEADS = 16;   // query heads per KV head
+constexpr int     SAMPLE    = 16;   // cells, about, of a row's first tile whose keys are looked at before they are rounded
+
+int64_t stretch_begin(int64_t i) {
+    return i * STRETCH <= FAR ? i * STRETCH : FAR + (i - FAR / STRETCH) * LONG;
+}
+
+int64_t count_stretches(int64_t n_cells) {
+    return n_cells <= FAR ? (n_cells + STRETCH - 1) / STRETCH : FAR / STRETCH + (n_cells - FAR + LONG - 1) / LONG;
+}
+
+struct attention : attention_op {
+    explicit attention(const ggml_tensor * dst) : attention_op(dst), size_k(GGML_PAD(DK(), STEP)), size_v(GGML_PAD(DV(), STEP)) {}
+
+    int64_t size_k, size_v; // of a row, in whole steps
+
+    int64_t n_stretches()  const { return count_stretches(k->ne[1]); }
+    int64_t partial_size() const { return size_v + 16; } // floats: the value that is summed up, maximum, sum
+    int64_t n_queries()    const { return q->ne[1] * q->ne[2] * q->ne[3]; }
+    int64_t index(int64_t stream, int64_t head, int64_t row) const { return (stream * q->ne[2] + head) * n_rows + row; } // of a query
+};
+
+// Nothing here may depend on the number of rows or of cells: a row would change its bits.
+bool supported(const ggml_tensor * dst) {
+    const attention_op a(dst);
+    return a.supported() && a.DK() % LANES == 0 && a.DV() % LANES == 0 && a.DK() <= MAX_SIZE && a.DV() <= MAX_SIZE && a.n_heads <= MAX_HEADS;
+}
+
+// What a row sees of its first tile, whose keys say how its channels are balanced.
+struct start {
+    int64_t            tile    = 0;
+    uint64_t           cells   = 0;
+    const balance_of * balance = nullptr; // nothing is to be balanced
+};
+
+// What all threads have.
+struct shared {
+    start      * starts;   // [stream][KV head][row]
+    balance_of * balances; // [stream][KV head][row]
+    number     * queries;  // [query][size_k]
+    float      * worth;    // [query], of its numbers, with the scale of the scores
+    float      * partials; // [query][stretch][partial_size]
+
+    shared(const attention & a, memory & m) {
+        starts   = m.take<start>(a.k->ne[3] * a.k->ne[2] * a.n_rows);
+        balances = m.take<balance_of>(a.k->ne[3] * a.k->ne[2] * a.n_rows);
+        queries  = m.take<number>(a.n_queries() * a.size_k);
+        worth    = m.take<float>(a.n_queries());
+        partials = m.take<float>(a.n_queries() * a.n_stretches() * a.partial_size());
+    }
+};
+
+// What a thread has.
+struct scratch {
+    rows_of * rows;    // of K or V
+    float   * floats;  // of a row of a type without a way of its own
+    number  * rest;    // [TILE] such rows
+    number  * keys;    // [BLOCK][size_k]
+    number  * values;  // [TILE][STEP]
+    float   * worth_k; // [TILE]
+    float   * scores;  // [query][TILE]
+    number  * weights; // [query][TILE]
+
+    scratch(const attention & a, memory & m) {
+        const int64_t n = GGML_PAD(a.n_rows * a.n_heads, SIDE), size = std::max(a.size_k, a.size_v);
+        rows    = m.take<rows_of>(1);
+        floats  = m.take<float>(size);
+        rest    = m.take<number>(TILE * size);
+        keys    = m.take<number>(BLOCK * a.size_k);
+        values  = m.take<number>(TILE * STEP);
+        worth_k = m.take<float>(TILE);
+        scores  = m.take<float>(n * TILE);
+        weights = m.take<number>(n * TILE);
+    }
+};
+
+// Query rows that see the same cells of a tile, and have the same balance, with all heads of the KV head.
+struct group {
+    int                 n = 0; // queries
+    const balance_of *  balance;
+    const number *      q    [MAX_ROWS * MAX_HEADS + SIDE];
+    float               worth[MAX_ROWS * MAX_HEADS];
+    weighted            sums [MAX_ROWS * MAX_HEADS];
+    const ggml_fp16_t * mask [MAX_ROWS * MAX_HEADS]; // of the tile, nullptr: of zeros
+    float               slope[MAX_ROWS * MAX_HEADS];
+    uint8_t             cells[TILE];                 // that they see, counted from the tile's first
+    int                 n_cells = 0;
+};
+
+// The scores of a query become weights.
+void weigh(const attention & a, group & g, int i, const scratch & t) {
+    weighted & sums  = g.sums[i];
+    float    * state = sums.value + a.size_v; // maximum, sum
+    float    * s     = t.scores + i * TILE;
+    const int  n     = g.n_cells;
+    const int  full  = GGML_PAD(n, CHUNK);
+
+    for (int c = 0; c < full; c += LANES) {
+        const vec factor = FR(mul_ps)(FR(set1_ps)(g.worth[i]), FR(loadu_ps)(t.worth_k + c));
+        FR(storeu_ps)(s + c, FR(mul_ps)(FR(loadu_ps)(s + c), factor));
+    }
+    for (int c = 0; c < n && a.softcap != 0.0f; ++c) {
+        s[c] = a.softcap * tanhf(s[c]);
+    }
+    if (g.mask[i]) {
+        for (int c = 0; c < n; ++c) {
+            s[c] += g.slope[i] * GGML_CPU_FP16_TO_FP32(g.mask[i][g.cells[c]]);
+        }
+    }
+    for (int c = n; c < full; ++c) {
+        s[c] = -INFINITY;
+    }
+
+    vec maxima = FR(set1_ps)(state[0]);
+    for (int c = 0; c < full; c += LANES) {
+        maxima = FR(max_ps)(FR(loadu_ps)(s + c), maxima);
+    }
+    const float max = max_of(maxima);
+    vec sum = FR(setzero_ps)();
+    for (int c = 0; c < full; c += LANES) {
+        const vec w = exp_of(FR(sub_ps)(FR(loadu_ps)(s + c), FR(set1_ps)(max)));
+        FR(storeu_ps)(s + c, w);
+        sum = FR(add_ps)(sum, w);
+    }
+    sums.shrink = max > state[0] ? expf(state[0] - max) : 1.0f;
+    sums.worth  = weights_to_numbers(s, t.rows->worth, full, t.weights + i * TILE);
+    state[0] = max;
+    state[1] = state[1] * sums.shrink + sum_of(sum);
+}
+
+// a chunk of the values of n queries
+template <int N = MOST> void add_values(const weighted * q, int n, int64_t d, const number * values, int n_cells) {
+    if (n == N) {
+        add_values<N>(q, d, values, n_cells);
+    } else if constexpr (N > 1) {
+        add_values<N - 1>(q, n, d, values, n_cells);
+    }
+}
+
+// one group of rows and one tile
+void attend(const attention & a, group & g, const char * k, const char * v, fetcher & fetch_v, fetcher & fetch_k, const scratch & t) {
+    const int padded = GGML_PAD(g.n, SIDE);
+    for (int i = g.n; i < padded; ++i) {
+        g.q[i] = g.q[0];
+    }
+    for (int c = 0; c < g.n_cells; c += BLOCK) {
+        const int n = std::min(BLOCK, g.n_cells - c);
+        t.rows->take(a.k, k, g.cells + c, n, g.balance, t.floats, t.rest, fetch_v);
+        store_keys(*t.rows, n, a.size_k, t.keys, fetch_v);
+        std::copy(t.rows->worth, t.rows->worth + n, t.worth_k + c);
+        for (int i = 0; i < padded; i += SIDE) {
+            for (int j = 0; j < n; j += 4) {
+                fetch_v.lines(4);
+                multiply_keys(g.q + i, t.keys + j * a.size_k, a.size_k, t.scores + i * TILE + c + j);
+            }
+        }
+    }
+    t.rows->take(a.v, v, g.cells, g.n_cells, nullptr, t.floats, t.rest, fetch_k);
+    std::fill(t.worth_k + g.n_cells, t.worth_k + TILE, 0.0f);
+    std::fill(t.rows->worth + g.n_cells, t.rows->worth + TILE, 0.0f);
+    for (int i = 0; i < g.n; ++i) {
+        fetch_k.lines(8);
+        weigh(a, g, i, t);
+    }
+    for (int64_t d = 0; d < a.size_v; d += STEP) {
+        fetch_k.lines(16);
+        store_values(*t.rows, g.n_cells, d, t.values);
+        for (int j = 0; j < STEP; j += CHUNK) {
+            for (int i = 0; i < g.n; i += MOST) {
+                fetch_k.lines(12);
+                add_values<>(g.sums + i, std::min(g.n - i, MOST), d + j, t.values + j * TILE, g.n_cells);
+            }
+        }
+    }
+}
+
+float * partial(const attention & a, const shared & all, int64_t query, int64_t stretch) {
+    return all.partials + (query * a.n_stretches() + stretch) * a.partial_size();
+}
+
+// cells [c, c + n) of one KV head
+void compute_tile(const attention & a, const shared & all, int64_t stream, int64_t stretch, int64_t kv_head, int64_t c, int n, fetcher next, const scratch & t) {
+    const char * k = cell_of(a.k, stream, kv_head, c);
+    const char * v = cell_of(a.v, stream, kv_head, c);
+    fetcher fetch_v(a.v, v, n);
+
+    const start * starts = all.starts + (stream * a.k->ne[2] + kv_head) * a.n_rows;
+    sight sights[MAX_ROWS];
+    for (int64_t row = 0; row < a.n_rows; ++row) {
+        const ggml_fp16_t * mask = a.mask_of(stream, row);
+        sights[row] = look(mask ? mask + c : nullptr, n);
+    }
+    for (int64_t first = 0; first < a.n_rows; ++first) {
+        const uint64_t cells = sights[first].cells;
+        if (!cells) {
+            continue;
+        }
+        group g;
+        g.balance = starts[first].balance;
+        for (uint64_t left = cells; left; left &= left - 1) {
+            g.cells[g.n_cells++] = (uint8_t) __builtin_ctzll(left);
+        }
+        for (int64_t row = first; row < a.n_rows; ++row) {
+            if (sights[row].cells != cells || starts[row].balance != g.balance) {
+                continue;
+            }
+            sights[row].cells = 0; // done
+            for (int64_t h = kv_head * a.n_heads; h < (kv_head + 1) * a.n_heads; ++h, ++g.n) {
+                const int64_t query = a.index(stream, h, row);
+                g.q    [g.n] = all.queries + query * a.size_k;
+                g.worth[g.n] = all.worth[query];
+                g.sums [g.n] = { partial(a, all, query, stretch), t.weights + g.n * TILE, 1.0f, 0.0f };
+                g.mask [g.n] = sights[row].biased ? a.mask_of(stream, row) + c : nullptr;
+                g.slope[g.n] = a.slope(h);
+            }
+        }
+        attend(a, g, k, v, fetch_v, next, t);
+    }
+}
+
+// one stretch of KV heads [first, end): what every query sums up there
+void compute_item(const attention & a, const shared & all, int64_t stream, int64_t stretch, int64_t first_head, int64_t end_head, const scratch & t) {
+    const int64_t begin = stretch_begin(stretch);
+    const int64_t end   = std::min(stretch_begin(stretch + 1), a.k->ne[1]);
+
+    for (int64_t h = first_head * a.n_heads; h < end_head * a.n_heads; ++h) {
+        for (int64_t row = 0; row < a.n_rows; ++row) {
+            float * value = partial(a, all, a.index(stream, h, row), stretch);
+            memset(value, 0, a.partial_size() * sizeof(float));
+            value[a.size_v] = -INFINITY;
+        }
+    }
+    for (int64_t c = begin; c < end; c += TILE) {
+        for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
+            const int64_t next_head = kv_head + 1 < end_head ? kv_head + 1 : first_head;
+            const int64_t next_c    = kv_head + 1 < end_head ? c : c + TILE;
+            const fetcher next(a.k, cell_of(a.k, stream, next_head, next_c), (int) std::max<int64_t>(0, std::min(TILE, end - next_c)));
+            compute_tile(a, all, stream, stretch, kv_head, c, (int) std::min(TILE, end - c), next, t);
+        }
+    }
+}
+
+start find_start(const attention & a, int64_t stream, int64_t row) {
+    const ggml_fp16_t * mask = a.mask_of(stream, row);
+    for (int64_t c = 0; c < a.k->ne[1]; c += TILE) {
+        const uint64_t cells = look(mask ? mask + c : nullptr, (int) std::min(TILE, a.k->ne[1] - c)).cells;
+        if (cells) {
+            return { c, cells, nullptr };
+        }
+    }
+    return start();
+}
+
+// Some of the cells of a start will do.
+bool find_balance(const attention & a, int64_t stream, int64_t kv_head, const start & s, balance_of & b, const scratch & t) {
+    const int step = std::max(1, __builtin_popcountll(s.cells) / SAMPLE);
+    int i = 0;
+    std::fill(b.factors, b.factors + a.size_k, 0.0f);
+    for (uint64_t left = s.cells; left; left &= left - 1) {
+        if (i++ % step == 0) {
+            unpack(a.k->type, cell_of(a.k, stream, kv_head, s.tile + __builtin_ctzll(left)), t.floats, a.DK());
+            take_largest(t.floats, a.DK(), b.factors);
+        }
+    }
+    return balance_channels(a.k->type, a.DK(), b);
+}
+
+// of all rows, and the heads of a KV head
+void prepare_queries(const attention & a, const shared & all, int64_t stream, int64_t kv_head, const scratch & t) {
+    const int64_t first = (stream * a.k->ne[2] + kv_head) * a.n_rows;
+    for (int64_t row = 0; row < a.n_rows; ++row) {
+        start & s = all.starts[first + row];
+        s = BALANCED ? find_start(a, stream, row) : start();
+        const start * alike = std::find_if(all.starts + first, &s, [&](const start & o) { return o.tile == s.tile && o.cells == s.cells; });
+        if (alike != &s) {
+            s.balance = alike->balance;
+        } else if (BALANCED && find_balance(a, stream, kv_head, s, all.balances[first + row], t)) {
+            s.balance = all.balances + first + row;
+        }
+        for (int64_t head = kv_head * a.n_heads; head < (kv_head + 1) * a.n_heads; ++head) {
+            const float * q = (const float *) ((const char *) a.q->data + row * a.q->nb[1] + head * a.q->nb[2] + stream * a.q->nb[3]);
+            const int64_t query = a.index(stream, head, row);
+            memcpy(t.floats, q, a.DK() * sizeof(float));
+            for (int64_t d = 0; d < a.DK() && s.balance; ++d) {
+                t.floats[d] /= s.balance->factors[d];
+            }
+            std::fill(t.floats + a.DK(), t.floats + a.size_k, 0.0f);
+            all.worth[query] = a.scale * query_to_numbers(t.floats, a.size_k, all.queries + query * a.size_k);
+        }
+    }
+}
+
+// what a query has summed up in all stretches, in their order
+void merge(const attention & a, const shared & all, ggml_tensor * dst, int64_t stream, int64_t head, int64_t row) {
+    const int64_t DV = a.DV(), query = a.index(stream, head, row);
+    float * out = (float *) ((char *) dst->data + head * dst->nb[1] + row * dst->nb[2] + stream * dst->nb[3]);
+    float max = -INFINITY;
+    float sum = 0.0f;
+    memset(out, 0, DV * sizeof(float));
+
+    for (int64_t i = 0; i < a.n_stretches(); ++i) {
+        const float * part  = partial(a, all, query, i);
+        const float * state = part + a.size_v;
+        if (state[1] == 0.0f) {
+            continue; // it sees nothing of this stretch
+        }
+        const float new_max = std::max(max, state[0]);
+        const float old     = expf(max - new_max);
+        const float more    = expf(state[0] - new_max);
+        for (int64_t d = 0; d < DV; ++d) {
+            out[d] = out[d] * old + part[d] * more;
+        }
+        sum = sum * old + state[1] * more;
+        max = new_max;
+    }
+    float factor = 1.0f;
+    if (a.sinks) {
+        const float sink    = ((const float *) a.sinks->data)[head];
+        const float new_max = std::max(max, sink);
+        factor = expf(max - new_max);
+        sum    = sum * factor + expf(sink - new_max);
+    }
+    factor = sum == 0.0f ? 0.0f : factor / sum;
+    for (int64_t d = 0; d < DV; ++d) {
+        out[d] *= factor;
+    }
+}
+
+bool takes(const ggml_tensor * dst) {
+    return few_rows_attention && dst->src[0]->ne[1] <= MAX_ROWS && supported(dst);
+}
+
+} // namespace
+
+size_t ggml_few_rows_attention_work_size(const ggml_tensor * dst, int n_threads) {
+    if (!takes(dst)) {
+        return 0;
+    }
+    const attention a(dst);
+    memory all = { nullptr }, one = { nullptr };
+    shared(a, all);
+    scratch(a, one);
+    return 64 + all.size + n_threads * one.size;
+}
+
+bool ggml_compute_forward_few_rows_attention(const ggml_compute_params * params, ggml_tensor * dst) {
+    if (params->use_ref || !takes(dst)) {
+        return false;
+    }
+    const attention a(dst);
+    memory rest = { (char *) GGML_PAD((uintptr_t) params->wdata, 64) }, one = { nullptr };
+    const shared all(a, rest);
+    scratch(a, one);
+    memory mine = { rest.base + rest.size + params->ith * one.size };
+    const scratch t(a, mine);
+
+    const int64_t n_heads = a.q->ne[2], n_kv_heads = a.k->ne[2], n_streams = a.k->ne[3];
+    for (int64_t i = params->ith; i < n_kv_heads * n_streams; i += params->nth) {
+        prepare_queries(a, all, i / n_kv_heads, i % n_kv_heads, t);
+    }
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+
+    // The long ones first. The KV heads of a cell lie beside each other in memory: a thread takes all, where there are stretches
+    // enough for the others.
+    const int64_t n_parts    = a.n_stretches() * n_streams;
+    const int64_t n_together = n_parts >= 4 * params->nth ? n_kv_heads : 1;
+    const int64_t n_items    = n_parts * (n_kv_heads / n_together);
+    for (int64_t i = params->ith; i < n_items; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t left = n_items - 1 - i;
+        const int64_t part = left / (n_kv_heads / n_together), head = left % (n_kv_heads / n_together) * n_together;
+        compute_item(a, all, part % n_streams, part / n_streams, head, head + n_together, t);
+    }
+    ggml_barrier(params->threadpool);
+
+    for (int64_t i = params->ith; i < a.n_queries(); i += params->nth) {
+        merge(a, all, dst, i / n_heads / a.n_rows, i % n_heads, i / n_heads % a.n_rows);
+    }
+    return true;
+}
+
+#else
+
+bool ggml_compute_forward_few_rows_attention(const ggml_compute_params *, ggml_tensor *) {
+    return false;
+}
+
+size_t ggml_few_rows_attention_work_size(const ggml_tensor *, int) {
+    return 0;
+}
+
+#endif

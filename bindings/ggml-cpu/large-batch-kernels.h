@@ -1,0 +1,315 @@
+#pragma once
+
+// The products of a tile of rows with any number of columns: weights of all types become bytes in one layout first.
+
+#include "small-batch-kernels-32.h"
+
+namespace {
+
+constexpr int VECTORS   = 2;               // of rows
+constexpr int TILE_ROWS = VECTORS * LANES;
+constexpr int LINE      = TILE_ROWS * sizeof(int32_t);
+constexpr int PIECE     = 64;              // weights that are unpacked together
+#ifdef SB_512
+constexpr int MAX_COLS  = 6;               // in registers: 2 * 6 sums of ints, as many of floats, weights, a column
+#else
+constexpr int MAX_COLS  = 2;
+#endif
+
+// A tile holds TILE_ROWS rows of a part of a matrix. The bytes of four weights of each row lie side by side, one lane to a
+// row; so do the scales of a group of weights, and what the minima add to it.
+struct tile {
+    char  * quants; // [weight / 4][TILE_ROWS][4]
+    float * scales; // [group][TILE_ROWS]
+    float * mins;
+};
+
+// Columns are quantized in units, as upstream does: 32 values (Q8_0), or 256 (Q8_K).
+template <int UNIT, int GROUP_SIZE> struct column_unit {
+    int8_t  quants[UNIT];
+    int32_t offsets[UNIT / GROUP_SIZE]; // what a biased group of weights begins with; or the sum of its column, as a float
+    float   scale;
+};
+
+// ---- from rows to tiles
+
+#ifdef SB_512
+
+SB_INLINE void transpose_bytes(const bytes * x, char * out)            { transpose(x, out, LINE); }
+SB_INLINE void transpose_floats(const floats * x, float * out)         { transpose((const __m512i *) x, (char *) out, LINE); }
+SB_INLINE bytes join(ivec x, ivec)                                     { return x; }
+SB_INLINE bytes plus_128(bytes x)                                      { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
+
+#else
+
+template <typename T> SB_INLINE void transpose_halves(const T * x, char * out) {
+    __m256i half[8];
+    SB_UNROLL for (int i = 0; i < 8; ++i) {
+        half[i] = (__m256i) x[i].lo;
+    }
+    transpose(half, out, LINE);
+    SB_UNROLL for (int i = 0; i < 8; ++i) {
+        half[i] = (__m256i) x[i].hi;
+    }
+    transpose(half, out + 8 * LINE, LINE);
+}
+
+SB_INLINE void transpose_bytes(const bytes * x, char * out)            { transpose_halves(x, out); }
+SB_INLINE void transpose_floats(const floats * x, float * out)         { transpose_halves(x, (char *) out); }
+SB_INLINE bytes join(ivec x, ivec y)                                   { return { x, y }; }
+SB_INLINE bytes plus_128(bytes x)                                      { return { _mm256_xor_si256(x.lo, _mm256_set1_epi8(-128)), _mm256_xor_si256(x.hi, _mm256_set1_epi8(-128)) }; }
+
+#endif
+
+// What a tile's bytes are: T's weights as they are, or, where the integer dot product wants an unsigned operand, plus 128.
+template <class T> struct in_tile {
+#if defined(SB_512) || defined(__AVXVNNI__)
+    static constexpr bool SIGNED = false;
+    static constexpr int  BIAS   = T::SIGNED ? 128 : T::BIAS;
+    SB_INLINE bytes bytes_of(bytes x) { return T::SIGNED ? plus_128(x) : x; }
+#else
+    static constexpr bool SIGNED = T::SIGNED;
+    static constexpr int  BIAS   = T::BIAS;
+    SB_INLINE bytes bytes_of(bytes x) { return x; }
+#endif
+};
+
+// LANES rows of a super-block to the place of the first of them
+template <class T, int v> SB_INLINE void unpack_step(const typename T::block * const * x, char * out) {
+    bytes rows[LANES];
+    SB_UNROLL for (int i = 0; i < LANES; ++i) {
+        rows[i] = in_tile<T>::bytes_of(T::template quants<v>(*x[i]));
+    }
+    transpose_bytes(rows, out + v * PIECE * TILE_ROWS);
+}
+
+// every second line, where groups of 32 have two each
+template <int GROUP_SIZE> SB_INLINE void transpose_groups(const floats * x, float * out) {
+    alignas(64) float all[16 * TILE_ROWS];
+    transpose_floats(x, all);
+    for (int i = 0; i < QK_K / GROUP_SIZE; ++i) {
+        memcpy(out + i * TILE_ROWS, all + i * (GROUP_SIZE / 16) * TILE_ROWS, LANES * sizeof(float));
+    }
+}
+
+// rows[TILE_ROWS] from block `first` on
+template <class T> void unpack_256(const char * const * rows, int64_t first, int64_t n_units, const tile & out) {
+    constexpr int n_groups = QK_K / T::OWN_SCALE;
+    for (int v = 0; v < VECTORS; ++v) {
+        for (int64_t u = 0; u < n_units; ++u) {
+            const typename T::block * x[LANES];
+            floats scales[LANES], mins[LANES];
+            for (int i = 0; i < LANES; ++i) {
+                x[i] = (const typename T::block *) rows[v * LANES + i] + first + u;
+                shorts s, m = _mm256_setzero_si256();
+                T::groups(*x[i], s, m);
+                scales[i] = scaled(s, T::d(*x[i]));
+                if constexpr (T::MINS) {
+                    mins[i] = scaled(m, -T::dmin(*x[i]));
+                }
+            }
+            const int64_t at = u * n_groups * TILE_ROWS + v * LANES;
+            transpose_groups<T::OWN_SCALE>(scales, out.scales + at);
+            if constexpr (T::MINS) {
+                transpose_groups<T::OWN_SCALE>(mins, out.mins + at);
+            }
+            char * quants = out.quants + u * QK_K * TILE_ROWS + v * sizeof(ivec);
+            unpack_step<T, 0>(x, quants);
+            unpack_step<T, 1>(x, quants);
+            unpack_step<T, 2>(x, quants);
+            unpack_step<T, 3>(x, quants);
+        }
+    }
+}
+
+// both: blocks a and b of 32 weights of a row, as 64 bytes
+template <class T> struct blocks_32 : T {
+    static constexpr bool SIGNED = true;
+    static constexpr int  BIAS = 0, MOST = 127;
+    SB_INLINE bytes both(const char * row, int64_t a, int64_t b) {
+        return join(T::quants(row + a * sizeof(typename T::block), row + b * sizeof(typename T::block), 0), T::quants(row, row, b));
+    }
+    static const typename T::block & at(const char * row, int64_t i) { return ((const typename T::block *) row)[i]; }
+};
+
+template <class T> struct blocks_of_nibbles : T {
+    SB_INLINE bytes both(const char * row, int64_t a, int64_t b) {
+        return join(two(at(row, a), at(row, b)), two(at(row, b), at(row, b)));
+    }
+    SB_INLINE ivec two(const typename T::block & a, const typename T::block & b) { // b where there are 512 bits
+        const ivec x = T::values(nibbles_16(a.qs, b.qs));
+        if constexpr (T::FIFTH) {
+            uint32_t high[2];
+            memcpy(high + 0, a.qh, sizeof(high[0]));
+            memcpy(high + 1, b.qh, sizeof(high[1]));
+            return minus_where(x, high[0], high[1], -16);
+        }
+        return x;
+    }
+    static const typename T::block & at(const char * row, int64_t i) { return ((const typename T::block *) row)[i]; }
+};
+
+// a part of the block
+template <class T> struct blocks_of_bits : T {
+    static constexpr int PARTS = T::UNIT / QK8_0;
+    SB_INLINE bytes both(const char * row, int64_t a, int64_t b) {
+        const auto part = [&](int64_t i) { return T::in_order(at(row, i).qs + i % PARTS * (QK8_0 / T::N_BITS)); };
+        return joined(part(a), part(b));
+    }
+    static const typename T::block & at(const char * row, int64_t i) { return ((const typename T::block *) row)[i / PARTS]; }
+};
+
+// two blocks at a time; of an odd number the last one twice, which the tile has room for
+template <class T> void unpack_32(const char * const * rows, int64_t first, int64_t n_units, const tile & out) {
+    for (int v = 0; v < VECTORS; ++v) {
+        for (int64_t u = 0; u < n_units; u += 2) {
+            bytes x[LANES];
+            SB_UNROLL for (int i = 0; i < LANES; ++i) {
+                const char * row = rows[v * LANES + i];
+                const int64_t a = first + u, b = u + 1 < n_units ? a + 1 : a, place = u * TILE_ROWS + v * LANES + i;
+                x[i] = in_tile<T>::bytes_of(T::both(row, a, b));
+                out.scales[place] = T::scale(T::at(row, a));
+                out.scales[place + TILE_ROWS] = T::scale(T::at(row, b));
+                if constexpr (T::MINS) {
+                    out.mins[place] = T::min(T::at(row, a));
+                    out.mins[place + TILE_ROWS] = T::min(T::at(row, b));
+                }
+            }
+            transpose_bytes(x, out.quants + u * QK8_0 * TILE_ROWS + v * sizeof(ivec));
+        }
+    }
+}
+
+// ---- columns
+
+// the sums of its groups as they are needed: times -bias as ints, or as floats
+template <int UNIT, int GROUP_SIZE> SB_INLINE void set_offsets(column_unit<UNIT, GROUP_SIZE> & y, int bias, bool mins) {
+    for (int g = 0; g < UNIT / GROUP_SIZE; ++g) {
+        int32_t sum = 0;
+        for (int i = 0; i < GROUP_SIZE; ++i) {
+            sum += y.quants[g * GROUP_SIZE + i];
+        }
+        const float as_float = sum;
+        if (mins) {
+            memcpy(y.offsets + g, &as_float, sizeof(as_float));
+        } else {
+            y.offsets[g] = -bias * sum;
+        }
+    }
+}
+
+template <class T> void prepare_unit_256(const float * x, void * out) {
+    column_unit<QK_K, T::OWN_SCALE> & y = *(column_unit<QK_K, T::OWN_SCALE> *) out;
+    alignas(64) char quants[QK_K];
+    float sums[16];
+    prepare_256(x, quants, sums, &y.scale);
+    memcpy(y.quants, quants, QK_K);
+    set_offsets(y, in_tile<T>::BIAS, T::MINS);
+}
+
+template <class T> void prepare_unit_32(const float * x, void * out) {
+    column_unit<QK8_0, QK8_0> & y = *(column_unit<QK8_0, QK8_0> *) out;
+    float sum;
+    y.scale = quantize_block<T::MINS>(x, y.quants, &sum, 1);
+    if (T::MINS) {
+        memcpy(y.offsets, &sum, sizeof(sum));
+    } else {
+        set_offsets(y, in_tile<T>::BIAS, false);
+    }
+}
+
+// ---- products
+
+// dot += x . y in each lane, for place `i` of CHAIN, which are added up in 16 bits where there is no better instruction
+template <bool SIGNED, int CHAIN> SB_INLINE void add_dot(ivec & dot, ivec & pairs, int i, ivec x, ivec y) {
+#if defined(SB_512) || defined(__AVXVNNI__)
+    (void) pairs, (void) i;
+    dot = SB_DPBUSD(dot, x, y);
+#else
+    const ivec two = SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(y, x)) : _mm256_maddubs_epi16(x, y);
+    pairs = i % CHAIN ? _mm256_add_epi16(pairs, two) : two;
+    if (i % CHAIN == CHAIN - 1) {
+        dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    // in this order, or GCC begins so many steps at once that their vectors do not fit the registers
+    __asm__ volatile("" : "+x"(i % CHAIN == CHAIN - 1 ? dot : pairs) : : "memory");
+#endif
+}
+
+SB_INLINE ivec four_of(const void * y) {
+    int32_t four;
+    memcpy(&four, y, sizeof(four));
+    return SB(set1_epi32)(four);
+}
+
+// acc[column][TILE_ROWS] += tile times n columns, n_units of each from y[column] on
+template <int UNIT, int GROUP_SIZE, bool MINS, bool SIGNED, int CHAIN, int n>
+void multiply(const tile & t, int64_t n_units, const char * const * y, float (*acc)[TILE_ROWS]) {
+    typedef column_unit<UNIT, GROUP_SIZE> unit;
+    constexpr int n_groups = UNIT / GROUP_SIZE;
+    const char  * quants = t.quants;
+    const float * scales = t.scales, * mins = t.mins;
+
+    const unit * column[n];
+    fvec sums[n][VECTORS]; // of a unit
+    SB_UNROLL for (int j = 0; j < n; ++j) {
+        column[j] = (const unit *) y[j];
+        SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+            sums[j][v] = n_groups == 1 ? SB(loadu_ps)(acc[j] + v * LANES) : SB(setzero_ps)();
+        }
+    }
+    for (int64_t u = 0; u < n_units; ++u) {
+        for (int g = 0; g < n_groups; ++g) {
+            ivec dots[n][VECTORS], pairs[n][VECTORS];
+            SB_UNROLL for (int j = 0; j < n; ++j) {
+                SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                    dots[j][v] = MINS ? SB(set1_epi32)(0) : four_of(column[j]->offsets + g);
+                }
+            }
+            SB_UNROLL for (int k = 0; k < GROUP_SIZE / 4; ++k) {
+                ivec x[VECTORS];
+                SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                    x[v] = SB_LOAD(quants + (k * VECTORS + v) * sizeof(ivec));
+                }
+                SB_UNROLL for (int j = 0; j < n; ++j) {
+                    const ivec four = four_of(column[j]->quants + g * GROUP_SIZE + 4 * k);
+                    SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                        add_dot<SIGNED, CHAIN>(dots[j][v], pairs[j][v], k, x[v], four);
+                    }
+                }
+            }
+            quants += GROUP_SIZE * TILE_ROWS;
+            SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                const fvec d = SB(loadu_ps)(scales + v * LANES);
+                SB_UNROLL for (int j = 0; j < n; ++j) {
+                    const fvec dot = SB(cvtepi32_ps)(dots[j][v]);
+                    if (n_groups == 1) {
+                        sums[j][v] = SB(fmadd_ps)(SB(mul_ps)(dot, d), SB(set1_ps)(column[j]->scale), sums[j][v]);
+                    } else {
+                        sums[j][v] = SB(fmadd_ps)(dot, d, sums[j][v]);
+                    }
+                    if (MINS) {
+                        const fvec sum = (fvec) four_of(column[j]->offsets + g);
+                        sums[j][v] = SB(fmadd_ps)(SB(loadu_ps)(mins + v * LANES), sum, sums[j][v]);
+                    }
+                }
+            }
+            scales += TILE_ROWS, mins += TILE_ROWS;
+        }
+        SB_UNROLL for (int j = 0; j < n; ++j) {
+            SB_UNROLL for (int v = 0; v < VECTORS && n_groups > 1; ++v) {
+                float * to = acc[j] + v * LANES;
+                SB(storeu_ps)(to, SB(fmadd_ps)(sums[j][v], SB(set1_ps)(column[j]->scale), SB(loadu_ps)(to)));
+                sums[j][v] = SB(setzero_ps)();
+            }
+            ++column[j];
+        }
+    }
+    SB_UNROLL for (int j = 0; j < n && n_groups == 1; ++j) {
+        SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+            SB(storeu_ps)(acc[j] + v * LANES, sums[j][v]);
+        }
+    }
+}
+
+} // namespace

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <stddef.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ggml_compute_params;
+struct ggml_tensor;
+struct ggml_gated_delta_net_states;
+
+// What prompts need besides products. Each computes dst and returns true, or returns false and has done nothing.
+
+// On by default, and for large-batch.h, too. For measuring; not between the planning of a graph and its end.
+void ggml_cpu_set_large_batch(bool value);
+bool ggml_cpu_large_batch(void);
+
+// SSM_CONV.
+bool ggml_compute_forward_large_batch_conv(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+// CONCAT of rows with rows that are transposed: what is convolved.
+bool ggml_compute_forward_large_batch_concat(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+// MUL of rows with a number for each.
+bool ggml_compute_forward_large_batch_mul(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+
+// GATED_DELTA_NET: of 16 tokens and more if the last state alone is wanted; of fewer bit for bit what upstream's gives.
+bool ggml_compute_forward_large_batch_delta_net(const struct ggml_compute_params * params, struct ggml_tensor * dst,
+        const struct ggml_gated_delta_net_states * states);
+size_t ggml_large_batch_delta_net_wdata_size(int n_tasks, const struct ggml_tensor * dst);
+
+// FLASH_ATTN_EXT of 9 query rows and more, without a softcap or masks for each head. The bits do not depend on the number of
+// threads, nor on cells that no row sees.
+bool ggml_compute_forward_large_batch_attention(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+size_t ggml_large_batch_attention_wdata_size(int n_tasks, const struct ggml_tensor * dst);
+
+#ifdef __cplusplus
+}
+#endif

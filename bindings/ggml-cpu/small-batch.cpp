@@ -1,0 +1,373 @@
+// GCC 12 warns of its own header wherever an AVX-512 function of it is inlined
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#define GGML_COMMON_DECL_CPP
+#define GGML_COMMON_IMPL_CPP
+#include "ggml-common.h"
+
+#include "small-batch.h"
+
+#include "ggml-cpu-impl.h"
+#include "ggml-cpu.h"
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <atomic>
+
+static std::atomic<bool> small_batch { true };
+
+void ggml_cpu_set_small_batch(bool value) {
+    small_batch = value;
+}
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__GNUC__)
+#define SB_X86
+#elif defined(__aarch64__) && defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__GNUC__)
+#define SB_NEON
+#endif
+
+#if defined(SB_X86) || defined(SB_NEON)
+
+#include "small-batch-experts.h"
+#ifdef SB_X86
+#include "small-batch-kernels-32.h"
+#include "small-batch-lanes.h"
+#else
+#include "small-batch-neon.h"
+#endif
+
+namespace {
+
+constexpr int64_t PASS_BYTES = 256 * 1024; // of rows, where they are passed over more than once
+
+// ---- types
+
+struct kernel {
+    int64_t max_cols; // where other kernels take over
+    int64_t unit;     // weights
+    size_t  y_bytes;  // of a unit of a column
+    size_t  n_sums;
+    size_t  n_scales;
+    void (*prepare)(const float * x, char * y, float * sums, float * scale);
+    void (*rows[MAX_PASS + 1])(const product & p, int64_t begin, int64_t end);
+
+    size_t column_bytes(int64_t n_units) const {
+        return n_units * (y_bytes + (n_sums + n_scales) * sizeof(float));
+    }
+    // the areas of n columns from column `first` on, of n_all
+    columns at(char * base, int64_t n_units, int64_t first, int64_t n_all) const {
+        float * sums   = (float *) (base + n_all * n_units * y_bytes);
+        float * scales = sums + n_all * n_units * n_sums;
+        return { base + first * n_units * y_bytes, sums + first * n_units * n_sums, scales + first * n_units * n_scales };
+    }
+};
+
+#define SB_ROWS(rows, T) { nullptr, rows<T, 1>, rows<T, 2>, rows<T, 3>, rows<T, 4>, rows<T, 5>, rows<T, 6>, rows<T, 7>, rows<T, 8> }
+
+#ifdef SB_NEON
+
+template <class T> const kernel * kernel_neon() {
+    static const kernel k = { INT32_MAX, T::UNIT, T::UNIT, T::MINS ? 4 : 0, 1, prepare_neon<T>, SB_ROWS(rows_neon, T) };
+    return &k;
+}
+
+const kernel * kernel_of(int32_t type) {
+    switch (type) {
+        case GGML_TYPE_Q4_K:    return kernel_neon<neon_q4_K>();
+        case GGML_TYPE_Q5_K:    return kernel_neon<neon_q5_K>();
+        case GGML_TYPE_Q6_K:    return kernel_neon<neon_q6_K>();
+        case GGML_TYPE_IQ4_XS:  return kernel_neon<neon_iq4_xs>();
+        case GGML_TYPE_Q8_0:    return kernel_neon<neon_q8_0>();
+        case GGML_TYPE_Q4_0:    return kernel_neon<neon_q4_0>();
+        default:                return nullptr;
+    }
+}
+
+#else
+
+template <class T> const kernel * kernel_256() {
+    static const kernel k = { T::MAX_COLS, QK_K, QK_K, 16, 1, prepare_256<T::OWN_SCALE, T::APART>, SB_ROWS(rows_256, T) };
+    return &k;
+}
+
+#ifndef SB_512
+template <class T> const kernel * kernel_lanes() {
+    static const kernel k = { type_k::MAX_COLS, QK_K, QK_K, 16, 1, prepare_lanes, SB_ROWS(rows_lanes, T) };
+    return &k;
+}
+#endif
+
+template <class T> const kernel * kernel_32() {
+    static const kernel k = { INT32_MAX, QK8_0, QK8_0, 0, 1, prepare_32, SB_ROWS(rows_32, T) };
+    return &k;
+}
+
+template <class T> const kernel * kernel_nibbles() {
+    static const kernel k = { INT32_MAX, QK8_0, QK8_0, 1, 1, prepare_nibbles<T>, SB_ROWS(rows_nibbles, T) };
+    return &k;
+}
+
+template <class T> const kernel * kernel_bits() {
+    static const kernel k = { INT32_MAX, T::UNIT, T::UNIT, 4, 4, prepare_bits<T>, SB_ROWS(rows_bits, T) };
+    return &k;
+}
+
+const kernel * kernel_of(int32_t type) {
+    switch (type) {
+        case GGML_TYPE_Q2_K:    return kernel_256<type_q2_K>();
+        case GGML_TYPE_Q3_K:    return kernel_256<type_q3_K>();
+#ifdef SB_512
+        case GGML_TYPE_Q4_K:    return kernel_256<type_q4_K>();
+#else
+        case GGML_TYPE_Q4_K:    return kernel_lanes<lanes_q4_K>();
+#endif
+        case GGML_TYPE_Q5_K:    return kernel_256<type_q5_K>();
+        case GGML_TYPE_Q6_K:    return kernel_256<type_q6_K>();
+        case GGML_TYPE_IQ4_XS:  return kernel_256<type_iq4_xs>();
+        case GGML_TYPE_TQ1_0:   return kernel_256<type_tq1_0>();
+        case GGML_TYPE_TQ2_0:   return kernel_256<type_tq2_0>();
+        case GGML_TYPE_IQ2_XXS: return kernel_256<type_iq2_xxs>();
+        case GGML_TYPE_IQ2_XS:  return kernel_256<type_iq2_xs>();
+        case GGML_TYPE_IQ2_S:   return kernel_256<type_iq2_s>();
+        case GGML_TYPE_IQ3_XXS: return kernel_256<type_iq3_xxs>();
+        case GGML_TYPE_IQ3_S:   return kernel_256<type_iq3_s>();
+        case GGML_TYPE_IQ1_S:   return kernel_256<type_iq1_s>();
+        case GGML_TYPE_IQ1_M:   return kernel_256<type_iq1_m>();
+        case GGML_TYPE_Q8_0:    return kernel_32<type_q8_0>();
+        case GGML_TYPE_Q4_0:    return kernel_nibbles<type_q4_0>();
+        case GGML_TYPE_Q5_0:    return kernel_nibbles<type_q5_0>();
+        case GGML_TYPE_IQ4_NL:  return kernel_nibbles<type_iq4_nl>();
+        case GGML_TYPE_MXFP4:   return kernel_nibbles<type_mxfp4>();
+        case GGML_TYPE_NVFP4:   return kernel_32<type_nvfp4>();
+        case GGML_TYPE_Q4_1:    return kernel_nibbles<type_q4_1>();
+        case GGML_TYPE_Q5_1:    return kernel_nibbles<type_q5_1>();
+        case GGML_TYPE_Q1_0:    return kernel_bits<type_q1_0>();
+        case GGML_TYPE_Q2_0:    return kernel_bits<type_q2_0>();
+        default:                return nullptr;
+    }
+}
+
+#endif
+
+// ---- the operators
+
+// the quants of a unit of column j to their place among those of n columns
+void place_quants(char * y, const char * q, size_t bytes, int64_t j, int64_t n) {
+#ifdef SB_NEON
+    if ((j | 1) < n) {
+        for (size_t i = 0; i < bytes; i += 8) {
+            memcpy(y + (j & ~1) * bytes + 2 * i + 8 * (j & 1), q + i, 8);
+        }
+        return;
+    }
+#endif
+    (void) n;
+    memcpy(y + j * bytes, q, bytes);
+}
+
+// prepares a unit of column j of n; at y are those of all
+void prepare_unit(const kernel * k, const float * x, columns y, int64_t j, int64_t n) {
+    float * sums = y.sums + j * k->n_sums, * scale = y.scales + j * k->n_scales;
+#ifdef SB_NEON
+    char q[QK_K];
+    k->prepare(x, q, sums, scale);
+    place_quants(y.y, q, k->y_bytes, j, n);
+#else
+    (void) n;
+    k->prepare(x, y.y + j * k->y_bytes, sums, scale);
+#endif
+}
+
+// the kernel for a product, or null where it goes another way
+const kernel * kernel_for(const ggml_tensor * dst) {
+    const ggml_tensor * src0 = dst->src[0];
+    const ggml_tensor * src1 = dst->src[1];
+    const kernel * k = small_batch ? kernel_of(src0->type) : nullptr;
+    if (!k || src0->ne[0] % k->unit || src0->nb[0] != ggml_type_size(src0->type) ||
+        src1->type != GGML_TYPE_F32 || src1->nb[0] != sizeof(float) || dst->nb[0] != sizeof(float)) {
+        return nullptr;
+    }
+    if (dst->op == GGML_OP_MUL_MAT_ID) {
+        const ggml_tensor * ids = dst->src[2];
+        const int64_t n_cols = std::min(ids->ne[1], ids->ne[0] * ids->ne[1] / src0->ne[2]); // of an expert, on average
+        return n_cols <= k->max_cols && src0->ne[3] == 1 && src1->ne[3] == 1 ? k : nullptr;
+    }
+    return src1->ne[1] <= k->max_cols && ggml_is_matrix(src0) && ggml_is_matrix(src1) ? k : nullptr;
+}
+
+char * aligned(void * p) {
+    return (char *) GGML_PAD((uintptr_t) p, 64);
+}
+
+// Of a matrix with few rows each thread gets a part; else chunks of some 1000, so that fast threads help slow ones.
+int64_t rows_per_chunk(int64_t n_rows, int nth, size_t row_bytes, bool several_passes) {
+    const int64_t share = (n_rows + nth - 1) / nth;
+    int64_t chunk = ggml_is_numa() || share < 64 ? share
+                                   : std::min<int64_t>(std::max<int64_t>((share + 1) / 2, 64), 1024);
+    if (several_passes) {
+        chunk = std::min<int64_t>(chunk, std::max<int64_t>(PASS_BYTES / row_bytes, 64));
+    }
+    return GGML_PAD(chunk, 2 * GROUP); // of all kernels' groups
+}
+
+void mul_mat(const ggml_compute_params * params, ggml_tensor * dst, const kernel * k) {
+    const ggml_tensor * src0 = dst->src[0];
+    const ggml_tensor * src1 = dst->src[1];
+
+    const int64_t n_units = src1->ne[0] / k->unit;
+    const int64_t n_cols  = src1->ne[1];
+
+    // the columns in passes of up to MAX_PASS
+    const int64_t n_passes = (n_cols + MAX_PASS - 1) / MAX_PASS;
+    const auto first = [&](int64_t pass) { return n_cols * pass / n_passes; };
+
+    char * base = aligned(params->wdata);
+    const int64_t begin = n_cols * n_units * params->ith / params->nth, end = n_cols * n_units * (params->ith + 1) / params->nth;
+    for (int64_t i = begin; i < end; ++i) {
+        const int64_t unit = i % n_units, col = i / n_units;
+        const int64_t pass = ((col + 1) * n_passes - 1) / n_cols;
+        const int64_t n = first(pass + 1) - first(pass), place = unit * n;
+        columns y = k->at(base, n_units, first(pass), n_cols);
+        y = { y.y + place * k->y_bytes, y.sums + place * k->n_sums, y.scales + place * k->n_scales };
+        const char * x = (const char *) src1->data + col * src1->nb[1];
+        prepare_unit(k, (const float *) x + unit * k->unit, y, col - first(pass), n);
+    }
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+
+    const int64_t n_rows   = src0->ne[1];
+    const int64_t chunk    = rows_per_chunk(n_rows, params->nth, src0->nb[1], n_passes > 1);
+    const int64_t n_chunks = (n_rows + chunk - 1) / chunk;
+    for (int64_t c = params->ith; c < n_chunks; c = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t row = c * chunk;
+        for (int64_t i = 0; i < n_passes; ++i) {
+            product p = { n_units, (const char *) src0->data, src0->nb[1], k->at(base, n_units, first(i), n_cols), {} };
+            for (int64_t j = first(i); j < first(i + 1); ++j) {
+                p.dst[j - first(i)] = (float *) ((char *) dst->data + j * dst->nb[1]);
+            }
+            k->rows[first(i + 1) - first(i)](p, row, std::min(n_rows, row + chunk));
+        }
+    }
+}
+
+// copies columns, each of which lies by itself, side by side
+columns side_by_side(const kernel * k, int64_t n_units, const columns * from, int n, char * base) {
+    const columns to = k->at(base, n_units, 0, n);
+    for (int j = 0; j < n; ++j) {
+        for (int64_t i = 0; i < n_units; ++i) {
+            place_quants(to.y + i * n * k->y_bytes, from[j].y + i * k->y_bytes, k->y_bytes, j, n);
+            memcpy(to.sums + (i * n + j) * k->n_sums, from[j].sums + i * k->n_sums, k->n_sums * sizeof(float));
+            memcpy(to.scales + (i * n + j) * k->n_scales, from[j].scales + i * k->n_scales, k->n_scales * sizeof(float));
+        }
+    }
+    return to;
+}
+
+void mul_mat_id(const ggml_compute_params * params, ggml_tensor * dst, const kernel * k) {
+    const ggml_tensor * src0 = dst->src[0];
+    const ggml_tensor * src1 = dst->src[1];
+
+    const int64_t n_units = src1->ne[0] / k->unit;
+    const int64_t n_all   = ggml_nrows(src1);
+
+    char * base = aligned(params->wdata);
+    char * own  = base + GGML_PAD(n_all * k->column_bytes(n_units), 64);
+    const size_t own_bytes = GGML_PAD(MAX_PASS * k->column_bytes(n_units), 64);
+    int32_t * n_experts = (int32_t *) (own + params->nth * own_bytes);
+    plan plan(n_experts, dst);
+    own += params->ith * own_bytes;
+
+    const int64_t begin = n_all * n_units * params->ith / params->nth, end = n_all * n_units * (params->ith + 1) / params->nth;
+    for (int64_t i = begin; i < end; ++i) {
+        const int64_t unit = i % n_units, col = i / n_units;
+        const columns y = k->at(base, n_units, col, n_all);
+        const char * x = (const char *) src1->data + col % src1->ne[1] * src1->nb[1] + col / src1->ne[1] * src1->nb[2];
+        k->prepare((const float *) x + unit * k->unit, y.y + unit * k->y_bytes, y.sums + unit * k->n_sums, y.scales + unit * k->n_scales);
+    }
+    if (params->ith == 0) {
+        *n_experts = sort_by_expert(dst->src[2], src0->ne[2], plan);
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+
+    const int64_t n_rows   = src0->ne[1];
+    const int64_t chunk    = rows_per_chunk(n_rows, params->nth, src0->nb[1], dst->src[2]->ne[1] > MAX_PASS);
+    const int64_t n_chunks = (n_rows + chunk - 1) / chunk;
+    for (int64_t c = params->ith; c < n_chunks * *n_experts; c = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int32_t expert = plan.expert[c / n_chunks];
+        const int64_t row    = c % n_chunks * chunk;
+        product p = { n_units, (const char *) src0->data + expert * src0->nb[2], src0->nb[1], {}, {} };
+
+        for (int32_t u = expert ? plan.end[expert - 1] : 0; u < plan.end[expert]; u += MAX_PASS) {
+            const int n = std::min<int>(MAX_PASS, plan.end[expert] - u);
+            columns y[MAX_PASS];
+            for (int j = 0; j < n; ++j) {
+                const use & one = plan.uses[u + j];
+                y[j] = k->at(base, n_units, one.token * src1->ne[1] + one.id % src1->ne[1], n_all);
+                p.dst[j] = (float *) ((char *) dst->data + one.id * dst->nb[1] + one.token * dst->nb[2]);
+            }
+            p.y = n == 1 ? y[0] : side_by_side(k, n_units, y, n, own);
+            k->rows[n](p, row, std::min(n_rows, row + chunk));
+        }
+    }
+}
+
+} // namespace
+
+bool ggml_cpu_small_batch_type(int32_t type) {
+    const bool is_float = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16; // llamafile/sgemm.cpp
+    return small_batch && (is_float || kernel_of(type));
+}
+
+size_t ggml_small_batch_wdata_size(int n_tasks, const ggml_tensor * dst) {
+    const kernel * k = kernel_for(dst);
+    if (!k) {
+        return 0;
+    }
+    const ggml_tensor * src1 = dst->src[1];
+    const int64_t n_units = src1->ne[0] / k->unit;
+    size_t size = 64 + GGML_PAD(ggml_nrows(src1) * k->column_bytes(n_units), 64);
+    if (dst->op == GGML_OP_MUL_MAT_ID) {
+        size += n_tasks * GGML_PAD(MAX_PASS * k->column_bytes(n_units), 64);
+        size += plan::size(dst);
+    }
+    return size;
+}
+
+bool ggml_cpu_small_batch(void) {
+    return small_batch;
+}
+
+bool ggml_compute_forward_small_batch(const ggml_compute_params * params, ggml_tensor * dst) {
+    const kernel * k = params->use_ref ? nullptr : kernel_for(dst);
+    if (!k) {
+        return false;
+    }
+    (dst->op == GGML_OP_MUL_MAT_ID ? mul_mat_id : mul_mat)(params, dst, k);
+    return true;
+}
+
+#else
+
+bool ggml_cpu_small_batch(void) {
+    return false;
+}
+
+bool ggml_cpu_small_batch_type(int32_t) {
+    return false;
+}
+
+size_t ggml_small_batch_wdata_size(int, const ggml_tensor *) {
+    return 0;
+}
+
+bool ggml_compute_forward_small_batch(const ggml_compute_params *, ggml_tensor *) {
+    return false;
+}
+
+#endif
