@@ -3,6 +3,7 @@
 
     python bench/installs.py --model FILE.gguf --old OLD/bin/python --new NEW/bin/python
     python bench/installs.py ... --prompt 512,8192,32768 --cache-type q8_0  # as the context fills
+    python bench/installs.py ... --sequences 4                              # decoded together
 
 Each install has a process of its own, which keeps a session at every depth. In a turn, both sides
 decode --tokens tokens after the same prompt, one after the other. Every turn has another prompt,
@@ -36,25 +37,31 @@ Turns = list[dict[str, float]]  #: rates of both sides, by names like "old_tps"
 #: What either install runs: only the public API, so that it may be another version than this one.
 WORKER = """
 import json, sys
-from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp import BatchSession, Model, Session, Settings, native
 plan = json.loads(sys.stdin.readline())
 model = Model(plan["model"])
 settings = {"n_ctx": plan["prompt"][-1] + plan["tokens"] + 64, "n_threads": plan["threads"]}
 settings["ngram"] = False
 settings["cache_type_k"] = settings["cache_type_v"] = plan["cache_type"]
-sessions = {d: Session(model, Settings(draft_n_max=d, **settings)) for d in plan["depths"]}
+n_seq = plan["sequences"]
+more = () if n_seq == 1 else (n_seq,)
+kind = Session if n_seq == 1 else BatchSession
+sessions = {d: kind(model, Settings(draft_n_max=d, **settings), *more) for d in plan["depths"]}
 tokens, most = model.tokenize(plan["text"]), plan["prompt"][-1]
-tokens *= 2 + most // len(tokens)
+tokens *= 2 + n_seq * most // len(tokens)
 print(json.dumps(native.load().stamp), flush=True)
 for line in sys.stdin:
     depth, number, n = json.loads(line)
-    start = number * most % (len(tokens) - most)
-    prompt = tokens[start : start + n]
-    answer = sessions[depth].generate(prompt, max_tokens=plan["tokens"], ignore_eos=True).run()
-    t = answer.telemetry
-    found = {"tps": t.decode_tps, "passes": (t.rounds or t.n_generated - 1) / t.decode_s}
-    found["prefill_tps"] = t.prefill_tps
-    print(json.dumps({**found, "tokens": answer.tokens}), flush=True)
+    starts = [(number * n_seq + i) * most % (len(tokens) - most) for i in range(n_seq)]
+    prompts = [tokens[start : start + n] for start in starts]
+    running = sessions[depth].generate(
+        prompts if more else prompts[0], max_tokens=plan["tokens"], ignore_eos=True
+    )
+    done = running.run()
+    answers, t = (running.results, running.telemetry) if more else ([done], done.telemetry)
+    passes = plan["tokens"] - 1 if depth == 0 or not t.rounds else t.rounds
+    found = {"tps": t.decode_tps, "passes": passes / t.decode_s, "prefill_tps": t.prefill_tps}
+    print(json.dumps({**found, "tokens": [answer.tokens for answer in answers]}), flush=True)
 """
 
 
@@ -79,6 +86,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--restarts", type=int, default=6, metavar="N", help="default: %(default)s")
     add("--turns", type=int, default=3, metavar="N", help="of each start (default: %(default)s)")
     add("--threads", type=int, default=available_threads(), metavar="N")
+    add("--sequences", type=int, default=1, metavar="N", help="together (default: %(default)s)")
     add("--name", default="installs", help="of the result files")
     args = parser.parse_args(argv)
     try:
@@ -89,8 +97,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         args.prompt = sorted(map(int, args.prompt.split(",")))
     except ValueError:
         parser.error("--prompt: whole numbers, separated by commas")
-    if min(args.prompt[0], args.tokens, args.restarts, args.turns, args.threads) < 1:
-        parser.error("prompt, tokens, restarts, turns and threads must be at least 1")
+    counts = (args.tokens, args.restarts, args.turns, args.threads, args.sequences)
+    if min(args.prompt[0], *counts) < 1:
+        parser.error("prompt, tokens, restarts, turns, threads and sequences must be at least 1")
     return args
 
 
@@ -176,7 +185,8 @@ def markdown(result: dict[str, Any]) -> str:
         f"- Old: llama.cpp {plan['old']['upstream_commit'][:9]}, patch series "
         f"{plan['old']['series'][:12]}",
         f"- {plan['tokens']} tokens decoded a turn; {plan['restarts']} starts of both, "
-        f"{plan['turns']} turns each; {plan['threads']} threads; K and V in {plan['cache_type']}",
+        f"{plan['turns']} turns each; {plan['threads']} threads; K and V in {plan['cache_type']}; "
+        f"{plan['sequences']} sequences",
         "",
     ]
     rows = []
@@ -210,7 +220,7 @@ def markdown(result: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     args = parse_arguments(argv)
-    names = ("depths", "prompt", "tokens", "restarts", "turns", "threads", "cache_type")
+    names = ("depths", "prompt", "tokens", "restarts", "turns", "threads", "cache_type", "sequences")
     plan = {name: getattr(args, name) for name in names}
     samples = {}
     for path in [model_file(model) for model in args.model]:
