@@ -220,7 +220,8 @@ def markdown(result: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     args = parse_arguments(argv)
-    names = ("depths", "prompt", "tokens", "restarts", "turns", "threads", "cache_type", "sequences")
+    names = ("depths", "prompt", "tokens", "restarts", "turns", "threads")
+    names += ("cache_type", "sequences")
     plan = {name: getattr(args, name) for name in names}
     samples = {}
     for path in [model_file(model) for model in args.model]:
