@@ -1,5 +1,4 @@
-// the C API of our patches; see include/llama-mtp.h in the patched tree. What waits for a computation, or allocates, is
-// called through the shim.
+// the C API of our patches; see llama/llama-mtp.h. What waits for a computation, or allocates, is called through the shim.
 struct llama_mtp_memory { size_t model; size_t context; size_t compute; };
 void    llama_mtp_set_embeddings_nextn    (struct llama_context * ctx, bool value, bool masked);
 void    llama_mtp_set_layer_offset        (struct llama_context * ctx, int32_t offset);
@@ -15,5 +14,4 @@ uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
 void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);
 const float * llama_mtp_get_draft_logits(const struct llama_context * ctx, int32_t * n);
 void    llama_mtp_set_draft_window(struct llama_context * ctx, int32_t n_window);
-bool    llama_mtp_can_draft_and_decode(struct llama_context * ctx, int32_t n_seqs, int32_t n_steps);
 uint64_t llama_mtp_get_n_graphs_built(const struct llama_context * ctx);

@@ -3,6 +3,7 @@
 #include "llama-context.h"
 #include "llama-graph.h"
 #include "llama-model.h"
+#include "llama-mtp-guard.h"
 #include "llama-mtp-head.h"
 
 #include <algorithm>
@@ -67,7 +68,7 @@ ggml_tensor * llm_graph_context::build_mtp_argmax(ggml_tensor * logits, ggml_ten
     const auto * head = cparams.mtp.draft_head();
 
     ggml_tensor * cur;
-    if (cparams.mtp.greedy_on_cpu) {
+    if (cparams.mtp.indices_on_cpu) {
         cur = ggml_custom_4d(ctx0, GGML_TYPE_I32, logits->ne[1], 1, 1, 1, &logits, 1, argmax_rows, GGML_N_TASKS_MAX,
                 const_cast<llama_mtp_head *>(head));
     } else {
@@ -136,12 +137,12 @@ void llm_graph_context::build_mtp_candidates(ggml_tensor * logits) const {
     const auto * head = cparams.mtp.draft_head();
 
     const int64_t n_rows = logits->ne[1];
-    const int64_t k      = std::min<int64_t>(cparams.mtp.n_candidates, logits->ne[0]);
+    const int64_t k      = std::min<int64_t>(cparams.mtp.n_best(), logits->ne[0]);
     if (k < 1) {
         return;
     }
 
-    ggml_tensor * ids = cparams.mtp.greedy_on_cpu
+    ggml_tensor * ids = cparams.mtp.indices_on_cpu
         ? ggml_custom_4d(ctx0, GGML_TYPE_I32, k, n_rows, 1, 1, &logits, 1, top_rows, GGML_N_TASKS_MAX, nullptr)
         : ggml_cont(ctx0, ggml_top_k(ctx0, logits, k));
     cb(ids, "mtp_top_k", -1);
@@ -173,8 +174,7 @@ void llm_graph_context::build_mtp_greedy() const {
 }
 
 void llama_context::set_mtp_greedy(bool value) {
-    cparams.mtp.greedy        = value;
-    cparams.mtp.greedy_on_cpu = ggml_backend_dev_type(model.dev_output()) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    cparams.mtp.greedy = value;
 }
 
 void llama_context::set_mtp_candidates(int32_t n) {
@@ -258,7 +258,7 @@ void llama_mtp_set_greedy(llama_context * ctx, bool value) {
 }
 
 llama_token llama_mtp_get_greedy_ith(llama_context * ctx, int32_t i) {
-    return ctx->mtp_get_greedy_ith(i);
+    return llama_mtp_guard(__func__, LLAMA_TOKEN_NULL, [&] { return ctx->mtp_get_greedy_ith(i); });
 }
 
 void llama_mtp_set_candidates(llama_context * ctx, int32_t n) {
@@ -266,7 +266,7 @@ void llama_mtp_set_candidates(llama_context * ctx, int32_t n) {
 }
 
 int32_t llama_mtp_get_candidates_ith(llama_context * ctx, int32_t i, const llama_token ** ids, const float ** logits) {
-    return ctx->mtp_get_candidates_ith(i, ids, logits);
+    return llama_mtp_guard(__func__, -1, [&] { return ctx->mtp_get_candidates_ith(i, ids, logits); });
 }
 
 uint64_t llama_mtp_get_output_bytes(const llama_context * ctx) {

@@ -197,7 +197,7 @@ static void keep_embd(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * kept, 
 }
 
 ggml_tensor * llm_graph_context::build_mtp_kept_embd() const {
-    if (n_tokens > cparams.mtp.kept->ne[1]) {
+    if (n_tokens != cparams.mtp.n_kept + ubatch.n_seqs_unq) {
         throw std::runtime_error("a pass behind a chain takes all of its tokens at once");
     }
     ggml_tensor * cur = ggml_view_2d(ctx0, cparams.mtp.kept, n_embd, n_tokens, cparams.mtp.kept->nb[1], 0);
@@ -228,7 +228,7 @@ void llm_graph_context::build_mtp_chain(ggml_tensor * tok_embd_w, const mtp_step
     const int64_t n_steps = cparams.mtp.chain;
     const int64_t n       = n_tokens/n_steps;
 
-    const bool on_host = !cparams.mtp.greedy_on_cpu && tok_embd_w->buffer && ggml_backend_buffer_is_host(tok_embd_w->buffer);
+    const bool on_host = !cparams.mtp.indices_on_cpu && tok_embd_w->buffer && ggml_backend_buffer_is_host(tok_embd_w->buffer);
 
     const auto * attn = build_attn_inp_kv();
     auto       * inp  = (llm_graph_input_mtp_chain *) res->add_input(std::make_unique<llm_graph_input_mtp_chain>(
@@ -237,7 +237,7 @@ void llm_graph_context::build_mtp_chain(ggml_tensor * tok_embd_w, const mtp_step
     ggml_tensor * data = inp->data;
     ggml_tensor * mask = attn->self_kq_mask_cnv;
 
-    if (!cparams.mtp.greedy_on_cpu) {  // a view of an input is copied to the device by itself: copy the whole, once
+    if (!cparams.mtp.indices_on_cpu) {  // a view of an input is copied to the device by itself: copy the whole, once
         data = ggml_cont(ctx0, data);
         mask = ggml_cont(ctx0, mask);
     }
@@ -282,7 +282,7 @@ void llm_graph_context::build_mtp_chain(ggml_tensor * tok_embd_w, const mtp_step
         const bool   own  = head && head->embd;
 
         ggml_tensor * next = own || !head ? column : tokens;
-        if (cparams.mtp.greedy_on_cpu) {
+        if (cparams.mtp.indices_on_cpu) {
             next = ggml_custom_4d(ctx0, GGML_TYPE_I32, n, 1, 1, 1, &tokens, 1, token_or_first, 1, nullptr);
             cb(next, "mtp_chain_token", -1);
         }
@@ -293,7 +293,7 @@ void llm_graph_context::build_mtp_chain(ggml_tensor * tok_embd_w, const mtp_step
             keep_ids(ctx0, gf, cparams.mtp.kept_ids, tokens, i*n);
         }
     }
-    if (!cparams.mtp.greedy_on_cpu && !cparams.mtp.keep) {
+    if (!cparams.mtp.indices_on_cpu && !cparams.mtp.keep) {
         for (auto * parts : { &res->t_greedy, &res->t_best, &res->t_best_logits }) {
             join(ctx0, gf, *parts);
         }

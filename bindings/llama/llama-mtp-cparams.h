@@ -1,73 +1,82 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 struct ggml_tensor;
 struct llama_mtp_head;
 struct llama_mtp_tap;
 
-// What a chain of drafts is given, besides its batch.
+// Inputs of a chain of drafts, besides its batch.
 struct llama_mtp_given {
     std::vector<int32_t> carry_rows;  // where each sequence has its row of the carry
 
     int32_t n_window = 0;             // last tokens that drafts attend to, besides the first ones; 0: all
 
-    const float * noise = nullptr;    // added to logits, [n_steps, n_seqs, rows of the LM head], if drafts are drawn,
-    const float * scale = nullptr;    // after they were multiplied, [n_seqs]
+    const float * noise = nullptr;    // of drawn drafts: added to logits, [n_steps, n_seqs, rows of the LM head],
+    const float * scale = nullptr;    // after these are multiplied, [n_seqs]
 };
 
-// What of multi-token prediction decides the topology of a graph.
-struct llama_mtp_cparams {
-    bool need_embd_pre_norm = false;  // the graph stores hidden rows in `tap`
-    bool tap_pre_norm       = false;  // those before the final norm, not after it
+// Settings of a context.
+struct llama_mtp_settings {
+    bool need_embd_pre_norm = false;  // graphs store hidden rows in the tap
+    bool tap_pre_norm       = false;  // hidden rows are those before the final norm; else after it
 
-    bool slice = true;                // compute nothing for rows that nobody asked for
+    bool slice        = true;         // compute nothing for rows that nobody asked for
     bool rs_snapshots = true;         // recurrent layers leave n_rs_seq snapshots beside the last state
 
-    bool greedy = false;              // of an output row nothing but its best token is wanted
-    bool greedy_on_cpu = false;       // and its logits are in host memory
+    bool    greedy       = false;     // pick the best token of each output row; logits stay where they are
+    int32_t n_candidates = 0;         // with greedy: the best tokens with their logits, too
 
-    bool indices_on_cpu = false;      // of recurrent states: they need not be copied to a device
+    uint64_t head_id = 0;             // of llama_mtp_places::head
 
-    int32_t n_candidates = 0;         // best tokens that come with their logits, too
+    // fixed when the context is made
+    bool in_trunk       = false;      // the trunk's graphs write K and V of an MTP block, whose drafts are chains
+    bool indices_on_cpu = false;      // the output layer is on a CPU: logits, and indices of states, are in host memory
 
-    int32_t chain = 0;                // of the batch at hand: steps that an MTP block takes in one graph, if more than 0
+    // Whether the trunk's last layer runs for rows that are no output rows.
+    bool all_rows() const { return need_embd_pre_norm || in_trunk || !slice; }
+};
 
-    bool in_trunk = false;            // the trunk's graph writes K and V of an MTP block, its memory keeps them
+// Tensors of a context that its graphs read and write.
+struct llama_mtp_places {
+    llama_mtp_tap *        tap      = nullptr;
+    const llama_mtp_head * head     = nullptr;  // in place of an MTP block's own LM head
+    ggml_tensor *          carry    = nullptr;  // of the memory, if in_trunk
+    ggml_tensor *          kept     = nullptr;  // F32 [n_embd, tokens]: embeddings of what is verified behind a chain
+    ggml_tensor *          kept_ids = nullptr;  // I32: the drafts of that chain, then the tokens that the pass picks
+};
 
-    const llama_mtp_head * head = nullptr;  // of an MTP block, in place of its own
-    uint64_t               head_id = 0;
+// What the graph at hand does, besides what it does for each batch.
+struct llama_mtp_request {
+    int32_t chain              = 0;      // a chain of so many steps, if more than 0
+    int32_t n_chain_candidates = 0;      // of each draft: best tokens with their logits
+    bool    drawn              = false;  // the chain draws its drafts
+    bool    keep               = false;  // the chain keeps its drafts for the pass behind it
+    int32_t n_kept             = 0;      // a pass over so many kept drafts, if more than 0
 
-    // what the graph at hand has, if it drafts
+    const llama_mtp_given * given = nullptr;  // of the chain
+};
+
+// The part of llama_cparams that is about multi-token prediction.
+struct llama_mtp_cparams : llama_mtp_settings, llama_mtp_places, llama_mtp_request {
+    // The draft head of the graph at hand; NULL: it has none.
     const llama_mtp_head * draft_head() const { return in_trunk && chain == 0 ? nullptr : head; }
 
-    bool drawn = false;               // a chain draws its drafts
+    // Candidates of each output row of the graph at hand.
+    int32_t n_best() const { return chain > 0 ? n_chain_candidates : n_candidates; }
 
-    ggml_tensor * kept     = nullptr; // F32 [n_embd, tokens]: where a chain leaves the embeddings of what is verified behind it,
-    ggml_tensor * kept_ids = nullptr; // I32: and its drafts, with what the pass over them picks behind them
-    bool    keep   = false;           // the chain at hand does
-    int32_t n_kept = 0;               // drafts of a chain, whose embeddings the trunk takes instead of its tokens'
+    void request(const llama_mtp_request & value) { static_cast<llama_mtp_request &>(*this) = value; }
 
-    ggml_tensor *           carry = nullptr;  // of the memory, if in_trunk
-    const llama_mtp_given * given = nullptr;  // of the chain at hand
-
-    // whether the trunk's last layer runs for rows that are no output rows
-    bool all_rows() const { return need_embd_pre_norm || in_trunk || !slice; }
-
-    llama_mtp_tap * tap = nullptr;    // the context's own, for as long as the context lives
-
-    bool operator==(const llama_mtp_cparams & other) const {
-        return need_embd_pre_norm == other.need_embd_pre_norm &&
-               tap_pre_norm       == other.tap_pre_norm &&
-               slice              == other.slice &&
-               rs_snapshots       == other.rs_snapshots &&
-               greedy             == other.greedy &&
-               n_candidates       == other.n_candidates &&
-               chain              == other.chain &&
-               drawn              == other.drawn &&
-               keep               == other.keep &&
-               n_kept             == other.n_kept &&
-               head_id            == other.head_id;
+    // A chain looks at the head and at the point of the tap; a switch of other settings costs it nothing.
+    auto key() const {
+        const llama_mtp_settings unused;
+        const llama_mtp_settings & s = chain > 0 ? unused : static_cast<const llama_mtp_settings &>(*this);
+        return std::make_tuple(s.need_embd_pre_norm, s.slice, s.rs_snapshots, s.greedy, s.n_candidates, tap_pre_norm, head_id,
+                chain, n_chain_candidates, drawn, keep, n_kept);
     }
+
+    // Whether graphs have the same topology. A new member on which graphs depend belongs here: see test_graph_reuse.py.
+    bool operator==(const llama_mtp_cparams & other) const { return key() == other.key(); }
 };

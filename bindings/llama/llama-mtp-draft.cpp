@@ -7,32 +7,29 @@
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
+#include "llama-mtp-guard.h"
 
 #include <algorithm>
+#include <iterator>
 #include <new>
-#include <tuple>
 #include <utility>
 
-// Runs a function at the end of a scope, also where an exception ends it.
-template <typename F>
-struct scope_guard {
-    explicit scope_guard(F leave) : leave(std::move(leave)) {}
-    ~scope_guard() { leave(); }
+// What graphs do in this scope, besides what they do for each batch.
+struct request_scope {
+    request_scope(llama_cparams & cparams, const llama_mtp_request & request) : cparams(cparams) { cparams.mtp.request(request); }
+    ~request_scope() { cparams.mtp.request({}); }
 
-    scope_guard(const scope_guard &) = delete;
-    scope_guard & operator=(const scope_guard &) = delete;
-
-    F leave;
+    llama_cparams & cparams;
 };
 
 static llama_memory_hybrid * hybrid(llama_memory_i * memory) {
     return static_cast<llama_memory_hybrid *>(memory);
 }
 
-// The graphs at hand are put away, those of this shape are taken up.
-void llama_context::mtp_select_shape(mtp_shape shape) {
+// Take up the graphs of this shape.
+void llama_context::mtp_select_shape(llama_graph_shape shape) {
     constexpr uint32_t n_tokens_max = 64;  // of a shape of its own, but for chains
-    constexpr size_t   n_shapes_max = 48;
+    constexpr size_t   n_slots_max  = 49;
 
     if (!cparams.mtp.in_trunk) {
         return;
@@ -40,18 +37,14 @@ void llama_context::mtp_select_shape(mtp_shape shape) {
     if (shape.n_steps == 0 && (shape.n_tokens > n_tokens_max || shape.n_outputs < shape.n_tokens)) {
         shape = {};  // of a prompt
     }
-    if (shape == mtp_at_hand) {
-        return;
-    }
-    if (mtp_pool.empty()) {  // what was reserved last is the trunk's
-        // and it may have been reserved without snapshots, three nodes each
-        mtp_max_nodes = 2*ggml_graph_n_nodes(gf_res_reserve->get_gf()) + model.n_tensors() + 3*model.hparams.n_layer()*cparams.n_rs_seq;
-        mtp_lent      = backend_buf_exp_size;
-    }
-
-    // what may fail comes before the first change
-    auto taken = mtp_pool.find(shape);
-    if (taken == mtp_pool.end()) {
+    auto & prompt = graph_slots.begin()->second;
+    auto   it     = graph_slots.find(shape);
+    if (it == graph_slots.end()) {
+        if (graph_slots.size() == 1) {  // what was reserved last is the trunk's
+            // and it may have been reserved without snapshots, three nodes each
+            mtp_max_nodes = 2*ggml_graph_n_nodes(gf_res_reserve->get_gf()) + model.n_tensors() + 3*model.hparams.n_layer()*cparams.n_rs_seq;
+            mtp_lent      = backend_buf_exp_size;
+        }
         // nodes of the trunk and as many tensors that are none; the block's, with adapters, come once for each step
         size_t n_step = 128;
         for (const auto & [adapter, _] : *loras) {
@@ -59,48 +52,42 @@ void llama_context::mtp_select_shape(mtp_shape shape) {
         }
         const size_t max_nodes = mtp_max_nodes + (shape.n_steps + 1)*n_step;
 
-        mtp_graphs_of_shape fresh;
+        llama_graph_slot fresh;
         fresh.sched.reset(ggml_backend_sched_new(backend_ptrs.data(), backend_buft.data(), backend_ptrs.size(), max_nodes,
                 false, cparams.op_offload));
-        if (!fresh.sched) {
-            throw std::bad_alloc();
-        }
         ggml_backend_sched_set_copy_callback(fresh.sched.get(), sched_copy_experts, this);
         if (!cparams.pipeline_parallel) {
-            const auto trunk = mtp_pool.find({});
-            ggml_backend_sched_borrow(fresh.sched.get(), (trunk == mtp_pool.end() ? sched : trunk->second.sched).get());
+            ggml_backend_sched_borrow(fresh.sched.get(), prompt.sched.get());
         }
         fresh.prev[1].reset(new llm_graph_result(max_nodes));  // with outputs
-        taken = mtp_pool.emplace(shape, std::move(fresh)).first;
+        it = graph_slots.emplace(shape, std::move(fresh)).first;
     }
-    const auto away = mtp_pool.try_emplace(mtp_at_hand).first;
+    graph_slot = &it->second;
+    graph_slot->last_used = ++mtp_n_selected;
 
-    away->second.sched     = std::move(sched);
-    away->second.prev      = std::move(gf_res_prev);
-    away->second.active    = gf_res_prev_active;
-    away->second.last_used = ++mtp_n_selected;
-
-    sched              = std::move(taken->second.sched);
-    gf_res_prev        = std::move(taken->second.prev);
-    gf_res_prev_active = taken->second.active;
-    mtp_pool.erase(taken);
-    mtp_at_hand = shape;
-
-    if (mtp_pool.size() > n_shapes_max) {
-        const auto unused = std::min_element(mtp_pool.begin(), mtp_pool.end(), [](const auto & a, const auto & b) {
-            const bool a_kept = a.first == mtp_shape{};
-            const bool b_kept = b.first == mtp_shape{};
-            return a_kept != b_kept ? b_kept : a.second.last_used < b.second.last_used;
-        });
+    if (graph_slots.size() > n_slots_max) {
+        const auto unused = std::min_element(std::next(graph_slots.begin()), graph_slots.end(),
+                [](const auto & a, const auto & b) { return a.second.last_used < b.second.last_used; });
         ggml_backend_sched_synchronize(unused->second.sched.get());
-        mtp_pool.erase(unused);
+        graph_slots.erase(unused);
     }
 }
 
 // Before all graphs are reserved anew; nothing is being computed.
-void llama_context::mtp_clear_pool() {
-    mtp_pool.clear();
-    mtp_at_hand = {};
+void llama_context::mtp_drop_shapes() {
+    graph_slots.erase(std::next(graph_slots.begin()), graph_slots.end());
+    graph_slot = &graph_slots.begin()->second;
+}
+
+llama_mtp_request llama_context::mtp_chain_request(int32_t n_steps, int32_t n_candidates, bool keep) {
+    cparams.mtp.carry = hybrid(memory.get())->get_mem_recr()->carry;
+
+    llama_mtp_request request;
+    request.chain              = n_steps;
+    request.n_chain_candidates = n_candidates;
+    request.keep               = keep;
+    request.given              = &mtp_given;
+    return request;
 }
 
 bool llama_context::mtp_reserve(uint32_t n_seqs, uint32_t n_steps) {
@@ -114,21 +101,12 @@ bool llama_context::mtp_reserve(uint32_t n_seqs, uint32_t n_steps) {
     const auto block    = hybrid(memory.get())->get_mem_attn()->init_full();
 
     bool ok = true;
-    const auto reserve = [&](uint32_t steps, uint32_t n_tokens) {
+    const auto reserve = [&](const llama_mtp_request & request, uint32_t n_tokens) {
         std::vector<size_t> sizes(backend_ptrs.size());
 
-        if (steps > 0) {
-            mtp_prepare_draft(steps, 0);
-        }
-        mtp_select_shape({ steps, n_tokens, n_seqs, n_tokens, steps > 0 ? cparams.mtp.keep : cparams.mtp.n_kept > 0 });
-        const auto swap = [this, pooled = !(mtp_at_hand == mtp_shape{})] {
-            if (pooled) {
-                std::swap(gf_res_reserve, gf_res_prev[1]);  // which has room for the graph
-            }
-        };
-        swap();
-        const scope_guard swap_back(swap);
-        ok = ok && graph_reserve(n_tokens, n_seqs, n_tokens, steps > 0 ? block.get() : trunk.get(), no_alloc,
+        const request_scope scope(cparams, request);
+        mtp_select_shape({ (uint32_t) request.chain, n_tokens, n_seqs, n_tokens, request.keep || request.n_kept > 0 });
+        ok = ok && graph_reserve(n_tokens, n_seqs, n_tokens, request.chain > 0 ? block.get() : trunk.get(), no_alloc,
                 no_alloc ? sizes.data() : nullptr);
         for (size_t i = 0; i < sizes.size(); ++i) {
             const bool borrowed = !cparams.pipeline_parallel && sizes[i] <= mtp_lent[i];
@@ -137,39 +115,30 @@ bool llama_context::mtp_reserve(uint32_t n_seqs, uint32_t n_steps) {
     };
     // on a device, where it gains something, a pass behind a chain, too; of several sequences these are more shapes than are kept
     const bool at_once = n_steps > 0 && cparams.n_seq_max == 1 && !cparams.mtp.indices_on_cpu && mtp_can_keep(n_steps + 1);
-    {
-        const scope_guard options([this, before = cparams.mtp] { cparams.mtp = before; });
 
-        const auto both = [&](uint32_t steps, uint32_t n_tokens) {
-            reserve(steps, n_tokens);
-            if (at_once) {
-                cparams.mtp.keep   = steps > 0;
-                cparams.mtp.n_kept = steps > 0 ? 0 : n_steps;
-                reserve(steps, n_tokens);
-                cparams.mtp.keep   = false;
-                cparams.mtp.n_kept = 0;
-            }
-        };
-        both(0, n_seqs*(n_steps + 1));
-        if (n_steps > 0) {
-            both(n_steps, n_seqs*n_steps);
-        }
+    reserve({}, n_seqs*(n_steps + 1));
+    if (at_once) {
+        llama_mtp_request pass;
+        pass.n_kept = n_steps;
+        reserve(pass, n_steps + 1);
+    }
+    if (n_steps > 0) {
+        reserve(mtp_chain_request(n_steps, 0, false), n_seqs*n_steps);
+    }
+    if (at_once) {
+        reserve(mtp_chain_request(n_steps, 0, true), n_steps);
     }
     mtp_select_shape({});
     return ok;
 }
 
-// What graphs of chains look at; nothing else may make a difference between them.
-void llama_context::mtp_prepare_draft(int32_t n_steps, int32_t n_candidates) {
-    cparams.mtp.chain              = n_steps;
-    cparams.mtp.carry              = hybrid(memory.get())->get_mem_recr()->carry;
-    cparams.mtp.given              = &mtp_given;
-    cparams.mtp.drawn              = mtp_given.noise != nullptr;
-    cparams.mtp.need_embd_pre_norm = false;
-    cparams.mtp.rs_snapshots       = true;
-    set_mtp_greedy(true);
-    set_mtp_candidates(n_candidates);
+// Whether a chain's indices, I32, reach every value of a transposed V cache.
+static constexpr bool chain_can_index(uint64_t n_embd_v, uint64_t n_cells) {
+    return n_embd_v*n_cells <= (uint64_t) INT32_MAX + 1;
 }
+static_assert( chain_can_index(1024, 2097152));
+static_assert(!chain_can_index(1024, 2097153));
+static_assert(!chain_can_index(1u << 31, 1u << 31));
 
 // A batch of the steps, one after the other: the next position of every sequence, then the one after it, and so on.
 static llama_ubatch chain_of(
@@ -215,7 +184,7 @@ static llama_ubatch chain_of(
 
 int32_t llama_context::mtp_draft(
         const llama_token * tokens, const llama_seq_id * seqs, int32_t n_seqs, int32_t n_steps, int32_t n_candidates,
-        const float * noise, const float * scale, llama_token * drafts) {
+        const float * noise, const float * scale, bool keep, llama_token * drafts) {
     const bool one_stream = cparams.kv_unified || cparams.n_seq_max == 1;
     if (!cparams.mtp.in_trunk || !one_stream || n_seqs < 1 || n_steps < 1) {
         LLAMA_LOG_ERROR("%s: no drafts of %d steps for %d sequences here\n", __func__, n_steps, n_seqs);
@@ -224,7 +193,11 @@ int32_t llama_context::mtp_draft(
     auto * kv = hybrid(memory.get())->get_mem_attn();
     auto * rs = hybrid(memory.get())->get_mem_recr();
 
-    mtp_given.carry_rows.clear();
+    if (!cparams.flash_attn && !chain_can_index(model.hparams.n_embd_v_gqa_max(), kv->get_size())) {
+        LLAMA_LOG_ERROR("%s: no drafts in a cache of %u cells without flash attention\n", __func__, kv->get_size());
+        return -1;
+    }
+    mtp_given = { {}, mtp_n_window, noise, scale };
     for (int32_t s = 0; s < n_seqs; ++s) {
         mtp_given.carry_rows.push_back(rs->carry_row(seqs[s]));
         const bool again = std::find(seqs, seqs + s, seqs[s]) != seqs + s;
@@ -234,27 +207,37 @@ int32_t llama_context::mtp_draft(
         }
     }
     sched_reserve();
+    memory_update(false);  // K may wait for a shift
 
     const auto ubatch = chain_of(*kv, tokens, seqs, n_seqs, n_steps);
-    const scope_guard restore([&, before = std::make_pair(cparams.mtp, n_outputs)] {
-        std::tie(cparams.mtp, n_outputs) = before;
-        mtp_given = {};
-        for (int32_t s = 0; s < n_seqs; ++s) {
-            kv->seq_rm(seqs[s], ubatch.pos[s], -1);
+
+    // afterwards its cells are free again, and outputs are those of the last decode
+    struct restore_scope {
+        llama_kv_cache & kv;
+        const llama_ubatch & ubatch;
+        uint32_t & n_outputs;
+        const uint32_t before = n_outputs;
+
+        ~restore_scope() {
+            n_outputs = before;
+            for (uint32_t s = 0; s < ubatch.n_seqs_unq; ++s) {
+                kv.seq_rm(ubatch.seq_id_unq[s], ubatch.pos[s], -1);
+            }
         }
-    });
+    } const restore { *kv, ubatch, n_outputs };
+
     auto sinfos = kv->prepare({ ubatch });
     if (sinfos.empty()) {
         return 1;
     }
     llama_kv_cache_context mctx(kv, std::move(sinfos), { ubatch });
 
-    mtp_given.n_window = mtp_n_window;
-    mtp_given.noise = noise;
-    mtp_given.scale = scale;
-    mtp_prepare_draft(n_steps, n_candidates);
+    auto request = mtp_chain_request(n_steps, std::clamp<int32_t>(n_candidates, 0, model.vocab.n_tokens()), keep);
+    request.drawn = noise != nullptr;
+
+    const request_scope scope(cparams, request);
     n_outputs = ubatch.n_tokens;
-    mtp_select_shape({ (uint32_t) n_steps, ubatch.n_tokens, (uint32_t) n_seqs, ubatch.n_tokens, cparams.mtp.keep });
+    mtp_select_shape({ (uint32_t) n_steps, ubatch.n_tokens, (uint32_t) n_seqs, ubatch.n_tokens, keep });
 
     ggml_status status = GGML_STATUS_FAILED;
     const auto * res = process_ubatch(ubatch, LLM_GRAPH_TYPE_DECODER_MTP, &mctx, status);
@@ -287,7 +270,8 @@ void llama_context::mtp_get_drafts(const llm_graph_result & res, llama_token * d
 // Whether the trunk's embeddings are those that a chain looks up, and there is a place to keep those of so many tokens.
 bool llama_context::mtp_can_keep(uint32_t n_tokens) {
     const bool one_stream = cparams.kv_unified || cparams.n_seq_max == 1;
-    if (!cparams.mtp.in_trunk || !one_stream || n_tokens > cparams.n_ubatch || n_tokens > cparams.n_seq_max*(cparams.n_rs_seq + 1) ||
+    if (!cparams.mtp.in_trunk || !one_stream || cparams.embeddings ||
+            n_tokens > cparams.n_ubatch || n_tokens > cparams.n_seq_max*(cparams.n_rs_seq + 1) ||
             model.layers[model.hparams.n_layer()].nextn.embed_tokens || model.hparams.n_embd_inp() != model.hparams.n_embd) {
         return false;
     }
@@ -316,14 +300,8 @@ int32_t llama_context::mtp_draft_and_decode(
         LLAMA_LOG_ERROR("%s: no pass of %d drafts for %d sequences behind a chain here\n", __func__, n_steps, n_seqs);
         return -1;
     }
-    {
-        const scope_guard leave([this] { cparams.mtp.keep = false; });
-        cparams.mtp.keep = true;
-
-        const int32_t code = mtp_draft(tokens, seqs, n_seqs, n_steps, 0, nullptr, nullptr, nullptr);
-        if (code != 0) {
-            return code;
-        }
+    if (const int32_t code = mtp_draft(tokens, seqs, n_seqs, n_steps, 0, nullptr, nullptr, /*keep =*/ true, nullptr); code != 0) {
+        return code;
     }
     // tokens that nobody looks at stand for the drafts
     std::vector<llama_token> ids;
@@ -344,8 +322,9 @@ int32_t llama_context::mtp_draft_and_decode(
     std::vector<int32_t> n_seq_id(ids.size(), 1);
     std::vector<int8_t>  outputs (ids.size(), 1);
 
-    const scope_guard leave([this] { cparams.mtp.n_kept = 0; });
-    cparams.mtp.n_kept = n_seqs*n_steps;
+    llama_mtp_request pass;
+    pass.n_kept = n_seqs*n_steps;
+    const request_scope scope(cparams, pass);
 
     llama_batch batch = {};
     batch.n_tokens = ids.size();
@@ -360,7 +339,7 @@ int32_t llama_context::mtp_draft_and_decode(
     if (code != 0) {
         return code;
     }
-    std::copy_n(mtp_greedy.begin(), cparams.mtp.n_kept, drafts);
+    std::copy_n(mtp_greedy.begin(), pass.n_kept, drafts);
     for (int32_t s = 0; s < n_seqs; ++s) {
         std::vector<llama_token> verified;
         for (int32_t i = 0; i < n_steps; ++i) {
@@ -372,19 +351,20 @@ int32_t llama_context::mtp_draft_and_decode(
 }
 
 bool llama_mtp_can_draft_and_decode(llama_context * ctx, int32_t n_seqs, int32_t n_steps) {
-    return n_seqs > 0 && n_steps > 0 && ctx->mtp_can_keep(n_seqs*(n_steps + 1));
+    return llama_mtp_guard(__func__, false, [&] { return n_seqs > 0 && n_steps > 0 && ctx->mtp_can_keep(n_seqs*(n_steps + 1)); });
 }
 
 int32_t llama_mtp_draft_and_decode(
         llama_context * ctx, const llama_token * tokens, const llama_seq_id * seqs, int32_t n_seqs, int32_t n_steps,
         llama_token * drafts) {
-    return ctx->mtp_draft_and_decode(tokens, seqs, n_seqs, n_steps, drafts);
+    return llama_mtp_guard(__func__, -3, [&] { return ctx->mtp_draft_and_decode(tokens, seqs, n_seqs, n_steps, drafts); });
 }
 
 int32_t llama_mtp_draft(
         llama_context * ctx, const llama_token * tokens, const llama_seq_id * seqs, int32_t n_seqs, int32_t n_steps,
         int32_t n_candidates, const float * noise, const float * scale, llama_token * drafts) {
-    return ctx->mtp_draft(tokens, seqs, n_seqs, n_steps, n_candidates, noise, scale, drafts);
+    return llama_mtp_guard(__func__, -3,
+            [&] { return ctx->mtp_draft(tokens, seqs, n_seqs, n_steps, n_candidates, noise, scale, /*keep =*/ false, drafts); });
 }
 
 const float * llama_mtp_get_draft_logits(const llama_context * ctx, int32_t * n) {
@@ -392,7 +372,7 @@ const float * llama_mtp_get_draft_logits(const llama_context * ctx, int32_t * n)
 }
 
 bool llama_mtp_reserve(llama_context * ctx, int32_t n_seqs, int32_t n_steps) {
-    return n_seqs > 0 && n_steps >= 0 && ctx->mtp_reserve(n_seqs, n_steps);
+    return llama_mtp_guard(__func__, false, [&] { return n_seqs > 0 && n_steps >= 0 && ctx->mtp_reserve(n_seqs, n_steps); });
 }
 
 uint64_t llama_mtp_get_n_graphs_built(const llama_context * ctx) {

@@ -6,6 +6,7 @@
 #include "llama-impl.h"
 #include "llama-model-loader.h"
 #include "llama-mtp.h"
+#include "llama-mtp-guard.h"
 
 #include "ggml-cpp.h"
 
@@ -35,7 +36,7 @@ llama_model * llama_mtp_load_model(
         ~scope() { loaded_with = nullptr; }
     } during(&head);
 
-    return llama_model_load_from_file(path_model, params);
+    return llama_mtp_guard<llama_model *>(__func__, nullptr, [&] { return llama_model_load_from_file(path_model, params); });
 }
 
 void llama_mtp_add_head(llama_model_loader & ml) {

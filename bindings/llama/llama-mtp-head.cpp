@@ -8,6 +8,7 @@
 #include "llama-impl.h"
 #include "llama-model.h"
 #include "llama-model-loader.h"
+#include "llama-mtp-guard.h"
 #include "llama-mtp-tap.h"
 
 #include <algorithm>
@@ -323,14 +324,14 @@ bool llama_context::replace_mtp_draft_rows(
 
 bool llama_mtp_set_draft_head(
         llama_context * ctx, int32_t type, const void * rows, size_t n_bytes, const llama_token * ids, int32_t n_rows) {
-    return ctx->set_mtp_draft_head(type, rows, n_bytes, ids, n_rows);
+    return llama_mtp_guard(__func__, false, [&] { return ctx->set_mtp_draft_head(type, rows, n_bytes, ids, n_rows); });
 }
 
 bool llama_mtp_replace_draft_rows(
         llama_context * ctx, int32_t n, const int32_t * slots, const llama_token * ids, const void * rows, size_t n_bytes) {
-    return ctx->replace_mtp_draft_rows(n, slots, ids, rows, n_bytes);
+    return llama_mtp_guard(__func__, false, [&] { return ctx->replace_mtp_draft_rows(n, slots, ids, rows, n_bytes); });
 }
 
 int32_t llama_mtp_use_model_draft_head(llama_context * ctx, const llama_token ** ids) {
-    return ctx->use_mtp_model_draft_head(ids);
+    return llama_mtp_guard(__func__, 0, [&] { return ctx->use_mtp_model_draft_head(ids); });
 }

@@ -140,7 +140,7 @@ static ggml_backend_t device_of_all(const llama_model & model, const llama_cpara
 
 // A graph was built: take its inputs, if it is one of a few tokens. Returns whether there was memory.
 bool llama_context::mtp_take_inputs(llm_graph_result & res) {
-    const auto device = mtp_at_hand == mtp_shape{} ? nullptr : device_of_all(model, cparams, backend_ptrs);
+    const auto device = mtp_at_prompt() ? nullptr : device_of_all(model, cparams, backend_ptrs);
     if (device) {
         try {
             res.mtp_inputs.take(res.get_gf(), device, model.hparams.no_alloc);

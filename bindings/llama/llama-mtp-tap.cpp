@@ -10,6 +10,7 @@
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
 #include "llama-mtp.h"
+#include "llama-mtp-guard.h"
 
 #include <exception>
 #include <new>
@@ -252,7 +253,7 @@ float * llama_context::get_embeddings_pre_norm_ith(int32_t i) {
 }
 
 bool llama_set_embeddings_pre_norm(llama_context * ctx, bool value) {
-    return ctx->set_embeddings_pre_norm(value);
+    return llama_mtp_guard(__func__, false, [&] { return ctx->set_embeddings_pre_norm(value); });
 }
 
 bool llama_get_need_embd_pre_norm(const llama_context * ctx) {
@@ -264,11 +265,11 @@ void llama_set_embeddings_pre_norm_point(llama_context * ctx, llama_mtp_tap_poin
 }
 
 float * llama_get_embeddings_pre_norm(llama_context * ctx) {
-    return ctx->get_embeddings_pre_norm();
+    return llama_mtp_guard<float *>(__func__, nullptr, [&] { return ctx->get_embeddings_pre_norm(); });
 }
 
 float * llama_get_embeddings_pre_norm_ith(llama_context * ctx, int32_t i) {
-    return ctx->get_embeddings_pre_norm_ith(i);
+    return llama_mtp_guard<float *>(__func__, nullptr, [&] { return ctx->get_embeddings_pre_norm_ith(i); });
 }
 
 void llama_mtp_set_slice(llama_context * ctx, bool value) {

@@ -2,16 +2,25 @@
 
 // C API of multi-token prediction (MTP).
 //
-// llama.cpp exports these functions from src/llama-ext.h with C++ linkage, where "breaking changes and
-// C++ are allowed": a binding written in C, Python or Rust would have to name mangled symbols. Here each
-// has a C name: the upstream name with the prefix llama_mtp_ instead of llama_.
-// These have no behaviour of their own; those further down have.
+// llama.cpp exports the first five of these functions from src/llama-ext.h with C++ linkage. Here each has a C name: the
+// upstream name with the prefix llama_mtp_ instead of llama_. All other functions are ours.
+//
+// Rules for all functions:
+// - A context is used by one thread at a time, as in llama.h.
+// - No exception leaves a function. If one is caught (no memory, a device that fails), the function logs the reason and
+//   returns its failure value: false, 0, NULL, LLAMA_TOKEN_NULL or a code below 0; llama_mtp_get_failure() tells it from
+//   an answer that has the same value. What the context's memory holds is then undefined unless the function says otherwise.
+// - Functions that return void cannot fail.
 
 #include "llama.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// The reason, if a call of this thread has caught an exception since the last call of this function; else NULL.
+// *out_of_memory (or NULL): whether memory was missing; set only if there is a reason. The text is valid until the next failure.
+LLAMA_API const char * llama_mtp_get_failure(bool * out_of_memory);
 
 // The hidden-state tap: rows of n_embd_out floats that an MTP block takes as input.
 //   masked == false: one row for every token of the batch, whether or not it is an output row
@@ -74,126 +83,148 @@ LLAMA_API void llama_mtp_set_slice(struct llama_context * ctx, bool value);
 LLAMA_API void llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
 
 //
-// Greedy tokens: the token with the largest logit of every output row is picked where the logits are; they are not copied
-// to the host (default: off)
+// Greedy tokens (default: off)
 //
-// Of equals the first one on a CPU; elsewhere what ggml_argmax() takes. While this is on llama_get_logits() has nothing.
+// On: the next decodes pick the token with the largest logit of each output row where the logits are. Logits are not
+// copied to the host: llama_get_logits() then returns NULL. Of equal logits, a CPU takes the smallest token; other devices
+// take what ggml_argmax() takes.
 //
 LLAMA_API void llama_mtp_set_greedy(struct llama_context * ctx, bool value);
 
-// The token of entry i of the last batch; waits for the computation. LLAMA_TOKEN_NULL: it was no output row, or, on a
-// CPU, its logits hold a NaN.
+// The greedy token of entry i of the last batch. Waits for the computation.
+// LLAMA_TOKEN_NULL: entry i is no output row; or, on a CPU, its logits hold a NaN; or failure.
 LLAMA_API llama_token llama_mtp_get_greedy_ith(struct llama_context * ctx, int32_t i);
 
 //
-// Draft head: an LM head over a part of the vocabulary, in place of the MTP block's own (default: none)
+// Candidates (default: 0)
 //
-// rows: n_rows rows of n_embd values of a ggml_type, row after row as in a GGUF file: those of the model's LM head that
-// belong to ids, in ascending order. Copied. What is drafted are tokens of the full vocabulary again: greedy tokens are
-// mapped to ids, while logits have n_rows columns (of the n_vocab that their buffer has room for); those of a context of
-// nothing but the MTP blocks (LLAMA_CONTEXT_TYPE_MTP) have n_vocab, minus infinity where there is no row.
-// False: no context that drafts, MTP blocks with LM heads of their own each, a number that is no type, ids that are no tokens
-// or do not ascend, a size that does not fit, or no memory; the context then is as it was. n_rows == 0: the block's own head.
+// With greedy tokens on, the next decodes also copy the n best tokens of each output row to the host, with their logits.
+// n is limited to the size of the vocabulary. Which of equal logits is taken is not defined.
 //
+LLAMA_API void llama_mtp_set_candidates(struct llama_context * ctx, int32_t n);
+
+// The candidates of entry i of the last batch, in no order. Waits for the computation.
+// Returns their number; 0: entry i is no output row, or no candidates were asked for; -1: failure.
+// *ids, *logits: [number], valid until the next decode.
+LLAMA_API int32_t llama_mtp_get_candidates_ith(
+        struct llama_context * ctx, int32_t i, const llama_token ** ids, const float ** logits);
+
+//
+// Draft head: an LM head over a part of the vocabulary, which MTP blocks use in place of their own (default: none)
+//
+// For a context of the type LLAMA_CONTEXT_TYPE_WITH_MTP, or LLAMA_CONTEXT_TYPE_MTP if all MTP blocks share one LM head.
+// Drafts are tokens of the full vocabulary, whatever the head. Logits have n_rows columns; in a context of the type
+// LLAMA_CONTEXT_TYPE_MTP they have n_vocab columns, with minus infinity for tokens without a row.
+//
+
+// Set the draft head. All arrays are copied.
+//   type:   a ggml_type
+//   rows:   [n_rows] rows of n_embd values of that type, as in a GGUF file: rows of the model's LM head
+//   ids:    [n_rows], ascending: the token of each row
+//   n_rows: 0 removes the head that was set; other arguments are then not read
+// False, with the context as it was: another type of context, an unknown type, ids that are no tokens or do not ascend,
+// n_bytes other than n_rows rows have, or failure.
 LLAMA_API bool llama_mtp_set_draft_head(
         struct llama_context * ctx, int32_t type, const void * rows, size_t n_bytes,
         const llama_token * ids, int32_t n_rows);
 
-// Write other rows over some of a head that was set, where they are: slots[i] (0 to n_rows of the head - 1, none twice) is
-// then the row of token ids[i], which must have no other row. rows: n rows of the head's type. The order of tokens is then
-// no longer ascending: of equal logits the smallest token is the greedy one where a CPU chooses it, and the first row of
-// them on other devices, which is as good a draft.
-// False: no head that was set, a size that does not fit, a slot or an id that does not exist or is there twice, an id that has
-// a row in another slot; the head then is as it was.
-//
+// Write other rows over some rows of a head that was set. Waits for the computation.
+//   slots: [n], none twice: rows of the head, 0 to n_rows - 1
+//   ids:   [n], none twice: the token of each new row; no other row of the head may have it
+//   rows:  [n] rows of the head's type
+// Tokens then no longer ascend: of equal logits, a CPU still drafts the smallest token, other devices the first row.
+// False, with the head as it was: no head that was set, arguments that break these rules, or failure.
 LLAMA_API bool llama_mtp_replace_draft_rows(
         struct llama_context * ctx, int32_t n, const int32_t * slots, const llama_token * ids,
         const void * rows, size_t n_bytes);
 
-// A file may have a draft head itself: an LM head of the MTP block (blk.N.nextn.shared_head_head, or, in a file of nothing
-// but the block, output) with fewer rows than the vocabulary, and a tensor d2t, I32 or I64 [n_rows]: the token of each row,
-// in any order, none twice. An MTP context starts with it, and spreads its logits over the whole vocabulary, minus infinity
-// where there is no row. After this call it is a draft head like one that is set: logits have n_rows columns. The rows for
-// llama_mtp_set_draft_head() are then those of the model's LM head, and n_rows == 0 is the start again.
-// Returns n_rows, and in ids the token of each row, valid for as long as the model. 0: no MTP context of such a model.
-//
+// Use the draft head of the model's file. Such a file has an LM head of the MTP block (blk.N.nextn.shared_head_head; in a
+// file of the block alone: output) with fewer rows than the vocabulary, and a tensor d2t, I32 or I64 [n_rows]: the token of
+// each row, in any order, none twice. A context uses that head from the start, but with logits of n_vocab columns, minus
+// infinity for tokens without a row; after this call, logits have n_rows columns. llama_mtp_set_draft_head() with
+// n_rows == 0 goes back to the start.
+// Returns n_rows; *ids: [n_rows], the token of each row, valid as long as the model. 0: the context is not of the type
+// LLAMA_CONTEXT_TYPE_WITH_MTP, the file has no draft head, or failure.
 LLAMA_API int32_t llama_mtp_use_model_draft_head(struct llama_context * ctx, const llama_token ** ids);
 
 //
-// An MTP block in a file of its own, as convert_hf_to_gguf.py --mtp writes it, beside a file of the trunk
-//
-// The model is that of path_model (of one that is split, the first file), less some tensors, with some of path_head under
-// the names of a file that has all. Its metadata are those of path_model but for the number of blocks. NULL: not loaded.
+// A model whose MTP block is in a file of its own, as convert_hf_to_gguf.py --mtp writes it
 //
 struct llama_mtp_tensor {
-    const char * name;  // in the model
-    const char * from;  // in path_head; NULL: the model is without it
+    const char * name;  // a tensor of the model
+    const char * from;  // its name in path_head; NULL: the model does without the tensor
 };
 
+// Load the model of path_model (if it is split: of its first file) with these tensors of path_head. Metadata are those of
+// path_model, with n_layer_nextn MTP blocks. NULL: failure, or what llama_model_load_from_file() refuses.
 LLAMA_API struct llama_model * llama_mtp_load_model(
         const char * path_model, const char * path_head, uint32_t n_layer_nextn,
         const struct llama_mtp_tensor * tensors, size_t n_tensors, struct llama_model_params params);
 
 //
-// Candidates: besides the greedy token of every output row its n best tokens come to the host, with their logits: what
-// sampling among the best ones needs, or the probability of the best one (default: 0)
-//
-// With greedy tokens off, it has no effect. The choice among equals is open.
-//
-LLAMA_API void llama_mtp_set_candidates(struct llama_context * ctx, int32_t n);
-
-// Those of entry i of the last batch, in no order; waits for the computation. Returns how many: as many as were asked for,
-// or all that a draft head has; 0 if the entry was no output row. They are valid until the next decode.
-LLAMA_API int32_t llama_mtp_get_candidates_ith(
-        struct llama_context * ctx, int32_t i, const llama_token ** ids, const float ** logits);
-
-//
 // The MTP block in the trunk's context: a context of the type LLAMA_CONTEXT_TYPE_WITH_MTP
 //
-// Its cache has the block's layer, its recurrent states have one more, the carry: the hidden row of the last token of each
-// sequence. Every decode writes K and V of the block for all its tokens, each of its embedding and of the row before its own.
-// So the block is always in step with the trunk, whatever happens to the memory: what llama_memory_*() and llama_state_*()
-// do they do to it as well. Logits are those of any other context. Models of qwen35, qwen35moe and qwen3next with one block.
+// For models of qwen35, qwen35moe and qwen3next with one MTP block. The KV cache has a layer for the block. The recurrent
+// states have one more state, the carry: the hidden row of each sequence's last token. Every decode writes K and V of the
+// block for all tokens of the batch, each from the token's embedding and the hidden row of the token before. So the block
+// is always in step with the trunk, and llama_memory_*() and llama_state_*() treat both as one. Logits are those of any
+// other context.
+//
+// Rollback: what the last decode did to recurrent states stays pending until the next decode, and llama_memory_seq_rm()
+// can take back up to n_rs_seq of its tokens. Writing a state to memory, to a file or to a device settles what is pending:
+// llama_memory_seq_rm() then refuses to go back within that decode. Asking for the size of a state settles nothing.
 //
 
-// n_steps drafts for each of n_seqs sequences in one graph: each sequence has decoded something, and tokens[s] follows, which
-// was not decoded. drafts: [n_steps, n_seqs]: the best tokens of the first step, sequence by sequence, then those of the
-// second, which takes the first one's, and so on. n_candidates: with the logits of so many best tokens of each.
-// noise, [n_steps, n_seqs, rows of the LM head], or NULL: drafts are the largest of logits*scale[s] + noise. With noise of the
-// standard Gumbel distribution and scale 1/temperature they are drawn from what the head predicts; with 0 and 1 they are the best.
-// n_candidates must be 0 then. Waits for the computation.
-// Leaves the memory and the outputs of the last decode as they are. Returns what llama_decode() does; -1: no context of this
-// type, sequences whose caches are not unified, an empty sequence, one that is there twice, or no token.
+// Draft n_steps tokens for each of n_seqs sequences, in one graph. Waits for the computation. The memory, and the outputs of
+// the last decode, stay as they are, also after a failure.
+//   tokens: [n_seqs]: the token that follows each sequence, and is not decoded yet
+//   seqs:   [n_seqs], none twice: sequences that have decoded something
+//   n_candidates: also get the logits of so many best tokens of each draft; 0 if drafts are drawn
+//   noise:  NULL: drafts are the best tokens. Else [n_steps, n_seqs, rows of the LM head]: drafts are the largest of
+//           logits*scale[s] + noise. With noise of the standard Gumbel distribution and scale 1/temperature, these are
+//           samples of what the head predicts.
+//   scale:  [n_seqs]; NULL if noise is NULL
+//   drafts: [n_steps, n_seqs], written: the first draft of each sequence, then the second draft of each, and so on
+// Returns 0, or
+//    1: no room in the KV cache
+//    2: the abort callback has ended the computation
+//   -1: refused: another type of context, several sequences without kv_unified, an empty sequence, one that is there twice,
+//       a number that is no token, or a cache without flash attention of more than 2^31 values in a layer of V
+//   -2: no memory for the graph
+//   -3: the computation has failed, or failure
 LLAMA_API int32_t llama_mtp_draft(
         struct llama_context * ctx, const llama_token * tokens, const llama_seq_id * seqs, int32_t n_seqs, int32_t n_steps,
         int32_t n_candidates, const float * noise, const float * scale, llama_token * drafts);
 
-// Of the last call: logits of the candidates of all drafts, [n_steps, n_seqs, candidates], or, if they were drawn, all logits,
-// [n_steps, n_seqs, rows of the LM head]; n: how many in all.
+// Logits of the last llama_mtp_draft(), in host memory, valid until the next one; *n: their number.
+// Of candidates, in no order: [n_steps, n_seqs, candidates]. Of drawn drafts: [n_steps, n_seqs, rows of the LM head].
 LLAMA_API const float * llama_mtp_get_draft_logits(const struct llama_context * ctx, int32_t * n);
 
-// A window for the attention of drafts: they attend to the first 64 positions and the last n_window, their own among them
-// (default: 0, to all). At long contexts drafts read less; what is verified attends to all.
+// A window for the attention of drafts: they attend to the first 64 positions and to the last n_window, with their own
+// among them (default: 0, all positions). Drafts then read less of a long context. Verification attends to all positions.
 LLAMA_API void llama_mtp_set_draft_window(struct llama_context * ctx, int32_t n_window);
 
-// A whole round: as llama_mtp_draft(), and then as llama_decode() of each sequence's token and its drafts, sequence by
-// sequence, all of them outputs. The pass is begun behind the drafts, which do not come to the host in between, and are in
-// `drafts` when it is done. n_steps: as many as the memory can go back, n_rs_seq, at most.
-// The other function says whether there are such rounds: not where the trunk's embeddings are none that drafts look up (an
-// adapter changes them, or the block has its own), and where the pass takes more than n_ubatch tokens.
+// A whole round in one submission: llama_mtp_draft(), then llama_decode() of each sequence's token and its n_steps drafts,
+// sequence by sequence, all of them output rows. The drafts do not come to the host in between. Waits for the computation.
+// tokens, seqs, drafts and codes: as llama_mtp_draft(). n_steps: at most n_rs_seq.
+// -1 also where llama_mtp_can_draft_and_decode() is false.
 LLAMA_API int32_t llama_mtp_draft_and_decode(
         struct llama_context * ctx, const llama_token * tokens, const llama_seq_id * seqs, int32_t n_seqs, int32_t n_steps,
         llama_token * drafts);
+
+// Whether llama_mtp_draft_and_decode() can run such a round. Allocates what it needs. False: n_seqs*(n_steps + 1) tokens do
+// not fit into one ubatch; drafts do not look up the trunk's embeddings (an adapter changes them, or the block has its
+// own); llama_set_embeddings() is on; or failure.
 LLAMA_API bool llama_mtp_can_draft_and_decode(struct llama_context * ctx, int32_t n_seqs, int32_t n_steps);
 
-// Allocate what rounds of n_steps drafts for n_seqs sequences need (0: plain steps), so that nothing is left to be
-// allocated later.
+// Allocate what rounds of n_steps drafts for n_seqs sequences need (n_steps == 0: single tokens), so that such rounds
+// allocate nothing later. False: another type of context, n_seqs out of range, no memory, or failure.
 LLAMA_API bool llama_mtp_reserve(struct llama_context * ctx, int32_t n_seqs, int32_t n_steps);
 
-// Graphs that were built so far: one that has the shape of an earlier one of its kind is found again.
+// Number of graphs built so far. A graph of the same shape as an earlier one is found again, and not built.
 LLAMA_API uint64_t llama_mtp_get_n_graphs_built(const struct llama_context * ctx);
 
-// Bytes of logits and greedy tokens that decodes have copied out of their graphs so far.
+// Bytes of logits, greedy tokens, candidates and drafts that were copied out of graphs so far.
 LLAMA_API uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
 
 // Bytes allocated for a context, summed over buffer types.
@@ -203,9 +234,10 @@ struct llama_mtp_memory {
     size_t compute;  // graph buffers
 };
 
+// All memory of a context and its model. A model that was loaded with no_alloc counts as if it had memory. Failure: zeros.
 LLAMA_API struct llama_mtp_memory llama_mtp_get_memory(const struct llama_context * ctx);
 
-// The same, of one device's memory; NULL: of the host's. What a model without memory (no_alloc) would take counts too.
+// The part in the memory of one device; NULL: in host memory.
 LLAMA_API struct llama_mtp_memory llama_mtp_get_memory_of(const struct llama_context * ctx, ggml_backend_dev_t dev);
 
 #ifdef __cplusplus

@@ -149,6 +149,8 @@ PYLLAMA_API int32_t pyllama_mtp_draft(
 PYLLAMA_API int32_t pyllama_mtp_draft_and_decode(
         struct llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps,
         int32_t * drafts, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_can_draft_and_decode(
+        struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_reserve(
         struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
 

@@ -49,12 +49,13 @@ struct refused : std::runtime_error {
 };
 
 thread_local int guards      = 0;  // guarded calls on this thread
+thread_local bool gave_up    = false;  // an assertion of ggml has failed in the innermost one
 thread_local int n_computing = 0;  // threads that the innermost one computes graphs with; 0: not known
 
 std::atomic<int64_t> give_up_at{INT64_MAX};  // see pyllama_give_up_waiting()
 
 struct guard {
-    guard()  { ++guards; n_computing = 0; }
+    guard()  { ++guards; n_computing = 0; gave_up = false; llama_mtp_get_failure(nullptr); }
     ~guard() { --guards; }
 };
 
@@ -83,6 +84,7 @@ bool computes_with_others() {
 // it does for an assertion on one of those, which have no such call.
 void on_abort(const char * message) {
     if (guards > 0 && !computes_with_others()) {
+        gave_up = true;
         throw aborted(message);
     }
     fprintf(stderr, "%s\n", message);
@@ -156,7 +158,13 @@ auto guarded(char * message, size_t n_message, Body body, Failed failed) -> decl
     try {
         const guard here;
         require_room();
-        return body();
+        auto result = body();
+        bool out_of_memory = false;
+        if (const char * why = llama_mtp_get_failure(&out_of_memory)) {  // caught in a function of llama-mtp.h
+            say(message, n_message, why);
+            return failed(gave_up ? PYLLAMA_ABORTED : out_of_memory ? PYLLAMA_OUT_OF_MEMORY : PYLLAMA_EXCEPTION);
+        }
+        return result;
     } catch (const refused & err) {
         say(message, n_message, err.what());
         return failed(err.code);
@@ -429,6 +437,10 @@ int32_t pyllama_mtp_draft_and_decode(
         require_threads(std::max(llama_n_threads(ctx), llama_n_threads_batch(ctx)));
         return llama_mtp_draft_and_decode(ctx, tokens, seqs, n_seqs, n_steps, drafts);
     });
+}
+
+int32_t pyllama_mtp_can_draft_and_decode(llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return llama_mtp_can_draft_and_decode(ctx, n_seqs, n_steps); });
 }
 
 int32_t pyllama_mtp_reserve(llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message) {

@@ -381,7 +381,7 @@ class Context(Owned, OfThisProcess):
     def can_draft_and_decode(self, n_seqs: int, n: int) -> bool:
         """Whether :meth:`draft_and_decode` can make `n` drafts for each of so many sequences: in a
         context with_mtp, unless an adapter or the MTP block has other embeddings than the trunk."""
-        return bool(self._lib.llama_mtp_can_draft_and_decode(self.handle, n_seqs, n))
+        return bool(self.call(self._lib.pyllama_mtp_can_draft_and_decode, n_seqs, n))
 
     def draft_and_decode(self, batch: Batch, n: int) -> None:
         """A round in one submission: as :func:`.compute_drafts`, and then :meth:`decode_batch` of

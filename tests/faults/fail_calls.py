@@ -17,6 +17,7 @@ import numpy as np
 from pyllama_mtp import Model, Sampling
 from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 
@@ -75,6 +76,19 @@ def compute(path: str, n_threads: int) -> None:
         attempt("computing", "computation", lambda: context.decode(TOKENS, 0, ALL))
 
 
+def directly(context: Context) -> None:
+    """As a program in C would: nothing but the library could catch an exception."""
+    library = ctypes.CDLL(str(native.locate()[0] / "libllama.so.0"))
+    library.llama_mtp_reserve.restype = ctypes.c_bool
+    library.llama_mtp_get_failure.restype = ctypes.c_char_p
+    handle = ctypes.c_void_p(int(context.library.ffi.cast("uintptr_t", context.handle)))
+    short = ctypes.c_bool()
+    with failing("allocations"):
+        done = library.llama_mtp_reserve(handle, 1, 1)
+    why = library.llama_mtp_get_failure(ctypes.byref(short))
+    print(f"in C: {done}, {why.decode()}, {short.value}", flush=True)
+
+
 def call(path: str) -> None:
     with Model(path) as model:
         with decoded(model) as context:
@@ -91,6 +105,10 @@ def call(path: str) -> None:
             attempt("size of a state", "allocations", context.save_state)
         with decoded(model) as context:
             attempt("memory", "allocations", context.memory)
+        with decoded(model, with_mtp=True, n_rs_seq=1) as context:
+            attempt("round at once", "buffers", lambda: context.can_draft_and_decode(1, 1))
+        with decoded(model, with_mtp=True, n_rs_seq=1) as context:
+            directly(context)
         attempt("samplers", "allocations", lambda: Sampler(model, SAMPLING))
         sampler = Sampler(model, Sampling(temperature=0.8, repeat_penalty=1.1, seed=1))
         attempt("accept", "allocations", lambda: sampler.accept(7))

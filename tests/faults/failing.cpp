@@ -1,5 +1,6 @@
 // Preloaded before libggml-base and the shim: has waits, allocations, and the main thread of a computation fail when told.
 
+#include "ggml-alloc.h"
 #include "ggml-backend.h"
 
 #include <dlfcn.h>
@@ -12,6 +13,7 @@ extern "C" {
 
 int failing_waits;        // waits for a computation end as ggml's assertions do
 int failing_allocations;  // C++ finds no memory
+int failing_buffers;      // a device ends as ggml's assertions do when memory is asked for
 int failing_computation;  // an assertion on the thread that began a computation, while others compute
 
 void ggml_backend_sched_synchronize(ggml_backend_sched_t sched) {
@@ -19,6 +21,14 @@ void ggml_backend_sched_synchronize(ggml_backend_sched_t sched) {
         ggml_abort(__FILE__, __LINE__, "the device has failed");
     }
     reinterpret_cast<void (*)(ggml_backend_sched_t)>(dlsym(RTLD_NEXT, "ggml_backend_sched_synchronize"))(sched);
+}
+
+struct ggml_backend_buffer * ggml_backend_alloc_ctx_tensors_from_buft(struct ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    if (failing_buffers) {
+        ggml_abort(__FILE__, __LINE__, "the device has failed");
+    }
+    using function = struct ggml_backend_buffer * (*)(struct ggml_context *, ggml_backend_buffer_type_t);
+    return reinterpret_cast<function>(dlsym(RTLD_NEXT, "ggml_backend_alloc_ctx_tensors_from_buft"))(ctx, buft);
 }
 
 // What the shim gives to a context as its abort callback: ggml asks it between nodes.

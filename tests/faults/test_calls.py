@@ -21,11 +21,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_calls_that_wait_or_allocate(library: Path, demo_file: Path) -> None:
     done = run_preloaded(library, HERE / "fail_calls.py", demo_file)
     found = dict(line.split(": ") for line in done.stdout.splitlines()[:-1])
-    waits = ("logits", "greedy", "candidates", "nextn rows", "pre-norm rows")
+    waits = ("logits", "greedy", "candidates", "nextn rows", "pre-norm rows", "round at once")
     allocations = ("size of a state", "memory", "samplers", "accept")
     assert found == {
         **dict.fromkeys(waits, "FatalDecodeError"),
         **dict.fromkeys(allocations, "InsufficientMemoryError"),
+        "in C": "False, out of memory, True",
     }, done.stderr
     assert done.stdout.endswith("\nend\n") and done.returncode == 0, done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from pyllama_mtp import (
 )
 from pyllama_mtp.drafting.depth import DepthController, Outcomes
 from pyllama_mtp.engine import Engine
+from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.settings import AUTO_DEPTH
@@ -97,6 +99,15 @@ def plain_context(model: Model, **options: object) -> Context:
     """A target context without MTP."""
     chosen = {"n_ctx": N_CTX, "n_batch": N_CTX, "n_ubatch": N_CTX, "n_threads": 1, **options}
     return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
+
+
+def c_call(context: Context, name: str, *arguments: Any, handle: Any = None) -> int:
+    """Call a function of llama.h for a context (or another `handle`), past the class; for what
+    Python never calls."""
+    function = getattr(ctypes.CDLL(str(native.locate()[0] / "libllama.so.0")), name)
+    function.restype = ctypes.c_size_t
+    of = context.library.ffi.cast("uintptr_t", handle or context.handle)
+    return int(function(ctypes.c_void_p(int(of)), *arguments))
 
 
 def logits_in_batches(model: Model, tokens: Sequence[int], size: int) -> Floats:

@@ -10,6 +10,7 @@ kernels.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,11 +19,11 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, set_draft_head
+from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits, set_draft_head
 
 from ..marks import usual
 from ..trimmed import head_rows
-from .support import N_BATCH, made_up
+from .support import N_BATCH, c_call, made_up
 from .twocontexts import (
     TwoContexts,
     agree,
@@ -118,6 +119,37 @@ def test_with_a_draft_head(model: Model, size: int) -> None:
             tally.check(found, wanted, (1, 2, 5, 8), ids)
         assert {token for drafts in tally.drafts for token in drafts} <= set(ids.tolist())
     tally.conclude()
+
+
+def test_after_a_shift_of_positions(qwen3next: Model) -> None:
+    """K waits for its shift until the next computation, which may be that of a draft. All positions
+    are shifted, so nothing else changes."""
+    with context(qwen3next, type_k="f32") as found:
+        found.decode_batch(one_sequence(made_up(qwen3next, 40)))
+        logits = []
+        for _ in range(2):
+            compute_drafts(found, ONE + 7, ONE, 1, n_candidates=qwen3next.n_vocab)
+            logits.append(np.sort(draft_logits(found)[0, 0]))
+            memory = found.library.lib.llama_get_memory(found.handle)
+            c_call(found, "llama_memory_seq_add", 0, 0, -1, 23, handle=memory)
+        np.testing.assert_allclose(logits[1], logits[0], atol=1e-3 * np.ptp(logits[0]))
+
+
+def test_a_sampler_in_the_graph_is_for_decodes(model: Model) -> None:
+    """A chain picks its drafts by itself, and has no nodes of the sampler."""
+    with context(model, trace=True) as found:
+        found.decode_batch(one_sequence(made_up(model, 12)))
+        before = len(found.nodes())
+        drafts, n = drafts_of(found, 7), len(found.nodes()) - before
+        lib = found.library.lib
+        sampler = lib.pyllama_sampler_chain_init()
+        lib.pyllama_sampler_chain_add(sampler, lib.pyllama_sampler_init_greedy())
+        pointer = ctypes.c_void_p(int(found.library.ffi.cast("uintptr_t", sampler)))
+        assert c_call(found, "llama_set_sampler", 0, pointer) & 1
+        before = len(found.nodes())
+        assert drafts_of(found, 7) == drafts and len(found.nodes()) == before + n
+        c_call(found, "llama_set_sampler", 0, None)
+        lib.llama_sampler_free(sampler)
 
 
 # -- several sequences -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pyllama_mtp.llama import native
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
 
-from .support import N_CTX, decode, made_up, plain_context
+from .support import N_CTX, c_call, decode, made_up, plain_context
 from .twocontexts import trunk
 
 SNAPSHOTS, N_SEQS = 3, 3
@@ -152,6 +152,24 @@ def test_llama_cpp_refuses_what_the_last_decode_did_not_keep(context: Context) -
     past = context.past(0)
     assert native_remove(context, 0, past - 1)
     assert not native_remove(context, 0, past - 2)
+
+
+def test_the_size_of_a_state_settles_nothing(context: Context) -> None:
+    """What is pending can still be taken back; the size is that of the state that is saved."""
+    context.decode_batch(some(context, {0: 4, 1: 4}))
+
+    def sizes() -> list[int]:
+        each = [c_call(context, "llama_state_seq_get_size", seq) for seq in range(N_SEQS)]
+        return [*each, c_call(context, "llama_state_get_size")]
+
+    before = sizes()
+    assert native_remove(context, 0, context.past(0) - 2)
+    assert sizes()[1:3] == before[1:3]
+    context.save_state(seq=1)
+    assert sizes()[1:3] == before[1:3]
+    if context.model.is_recurrent:
+        assert not native_remove(context, 1, context.past(1) - 2)
+    assert all(off(context, seq) < 0.01 for seq in range(N_SEQS))
 
 
 def test_llama_cpp_refuses_to_go_back_in_a_state_that_was_restored(context: Context) -> None:

@@ -12,7 +12,7 @@ from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import compute_drafts, set_draft_head
 
 from ..adapters import write_adapter
-from .support import made_up
+from .support import c_call, made_up
 from .twocontexts import context, every, in_batches, one_sequence
 
 LENGTHS = (30, 12, 17)
@@ -86,12 +86,23 @@ def test_no_graph_is_built_in_the_steady_state(model: Model) -> None:
 
 
 def test_where_there_is_none(model: Model, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """More drafts than the states can go back by, and embeddings that an adapter changes."""
+    """More drafts than the states can go back by, embeddings that are asked for, and embeddings
+    that an adapter changes."""
     with context(model, n_rs_seq=1) as found:
         found.decode_batch(one_sequence(made_up(model, 9)))
         assert found.can_draft_and_decode(1, 1) and not found.can_draft_and_decode(1, 2)
         with pytest.raises(InvalidBatchError):
             round_of(found, [7], 2, at_once=True)
+    # With embeddings each sequence is a ubatch of its own, but the pass takes all drafts at once.
+    with context(model, n_rs_seq=1, n_seq_max=2, unified=True) as found:
+        for seq in range(2):
+            found.decode_batch(one_sequence(made_up(model, 9, 40 * seq), seq=seq))
+        c_call(found, "llama_set_embeddings", True)
+        assert not found.can_draft_and_decode(2, 1)
+        with pytest.raises(InvalidBatchError):
+            round_of(found, [7, 9], 1, at_once=True)
+        c_call(found, "llama_set_embeddings", False)
+        assert found.can_draft_and_decode(2, 1) and round_of(found, [7, 9], 1, at_once=True)
     if not model.info.tied_embeddings:
         path = tmp_path_factory.mktemp("adapter") / "a.gguf"
         write_adapter(path, model.info, ["token_embd.weight"])
