@@ -1,11 +1,12 @@
 #pragma once
 
+#include "llama-tap.h"
+
 #include <cstdint>
 #include <vector>
 
 struct ggml_tensor;
 struct llama_mtp_head;
-struct llama_mtp_tap;
 
 // What a chain of drafts is given, besides its batch.
 struct llama_mtp_given {
@@ -19,10 +20,8 @@ struct llama_mtp_given {
 
 // What of multi-token prediction decides the topology of a graph.
 struct llama_mtp_cparams {
-    bool need_embd_pre_norm = false;  // the graph stores hidden rows in `tap`
-    bool tap_pre_norm       = false;  // those before the final norm, not after it
+    llama_hidden_tap block_input = LLAMA_HIDDEN_TAP_POST_NORM;  // hidden rows that the MTP block takes
 
-    bool slice = true;                // compute nothing for rows that nobody asked for
     bool rs_snapshots = true;         // recurrent layers leave n_rs_seq snapshots beside the last state
 
     bool greedy = false;              // of an output row nothing but its best token is wanted
@@ -52,15 +51,8 @@ struct llama_mtp_cparams {
     ggml_tensor *           carry = nullptr;  // of the memory, if in_trunk
     const llama_mtp_given * given = nullptr;  // of the chain at hand
 
-    // whether the trunk's last layer runs for rows that are no output rows
-    bool all_rows() const { return need_embd_pre_norm || in_trunk || !slice; }
-
-    llama_mtp_tap * tap = nullptr;    // the context's own, for as long as the context lives
-
     bool operator==(const llama_mtp_cparams & other) const {
-        return need_embd_pre_norm == other.need_embd_pre_norm &&
-               tap_pre_norm       == other.tap_pre_norm &&
-               slice              == other.slice &&
+        return block_input        == other.block_input &&
                rs_snapshots       == other.rs_snapshots &&
                greedy             == other.greedy &&
                n_candidates       == other.n_candidates &&

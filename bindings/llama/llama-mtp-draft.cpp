@@ -165,7 +165,6 @@ void llama_context::mtp_prepare_draft(int32_t n_steps, int32_t n_candidates) {
     cparams.mtp.carry              = hybrid(memory.get())->get_mem_recr()->carry;
     cparams.mtp.given              = &mtp_given;
     cparams.mtp.drawn              = mtp_given.noise != nullptr;
-    cparams.mtp.need_embd_pre_norm = false;
     cparams.mtp.rs_snapshots       = true;
     set_mtp_greedy(true);
     set_mtp_candidates(n_candidates);
@@ -299,7 +298,7 @@ bool llama_context::mtp_can_keep(uint32_t n_tokens) {
     if (!mtp_kept) {
         try {
             const uint32_t n_max = cparams.n_seq_max*(cparams.n_rs_seq + 1);
-            mtp_kept = std::make_unique<llama_mtp_tap>(model, n_max, 2*n_max);
+            mtp_kept = std::make_unique<llama_mtp_kept>(model, n_max);
         } catch (const std::bad_alloc &) {
             return false;
         }
