@@ -195,9 +195,9 @@ class Settings:
             acceptance, and never change the text.
         p_min: stop drafting at a token that the head gives less probability than this, 0 to 1,
             among its ten best candidates, as upstream's draft-mtp does.
-        draft_window: drafts attend to the first 64 and so many of the last tokens; 0: to all. In
-            long contexts a CPU then makes drafts faster. Fewer may be accepted; the text stays the
-            model's. Not with prompt_sync "full".
+        draft_window: drafts attend to the first 64 and so many of the last tokens; 0: to all. For
+            CPUs: in long contexts they make drafts faster. A GPU gains nothing. Fewer drafts may be
+            accepted; the text stays the model's. Not with prompt_sync "full".
         draft_sampling: draw drafts from the head's distribution, and accept them by rejection
             sampling: more are accepted where the temperature is high, and the text is still the
             model's.

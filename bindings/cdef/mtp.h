@@ -4,10 +4,11 @@ void    llama_mtp_set_embeddings_nextn    (struct llama_context * ctx, bool valu
 void    llama_mtp_set_layer_offset        (struct llama_context * ctx, int32_t offset);
 struct llama_mtp_tensor { const char * name; const char * from; };
 // not in the upstream variant, where they return false, 0, -1 or NULL (shim/mtp_absent.cpp)
-enum llama_mtp_tap_point { LLAMA_MTP_TAP_POST_NORM = ..., LLAMA_MTP_TAP_PRE_NORM = ..., ... };
-bool    llama_get_need_embd_pre_norm       (const struct llama_context * ctx);
-void    llama_set_embeddings_pre_norm_point(struct llama_context * ctx, enum llama_mtp_tap_point point);
+enum llama_hidden_tap {
+    LLAMA_HIDDEN_TAP_NONE = ..., LLAMA_HIDDEN_TAP_POST_NORM = ..., LLAMA_HIDDEN_TAP_PRE_NORM = ..., ...
+};
 void    llama_mtp_set_slice  (struct llama_context * ctx, bool value);
+bool    llama_mtp_set_block_input(struct llama_context * ctx, enum llama_hidden_tap input);
 void    llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
 void     llama_mtp_set_greedy      (struct llama_context * ctx, bool value);
 uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);

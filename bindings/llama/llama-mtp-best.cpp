@@ -181,6 +181,25 @@ void llama_context::set_mtp_candidates(int32_t n) {
     cparams.mtp.n_candidates = std::clamp<int32_t>(n, 0, model.vocab.n_tokens());
 }
 
+// A batch follows. 0: the last one has failed.
+void llama_context::mtp_begin_batch(uint32_t n_tokens, uint32_t n_outputs) {
+    mtp_greedy_ids.assign(n_tokens, -1);
+    mtp_n_kept = cparams.mtp.n_kept;
+    if ((cparams.mtp.greedy || mtp_n_kept > 0) && mtp_greedy.size() < n_tokens + mtp_n_kept) {
+        synchronize();  // a copy into it may be on its way
+        mtp_greedy.resize(n_tokens + mtp_n_kept);
+    }
+    mtp_n_greedy = 0;
+
+    const size_t n_candidates = cparams.mtp.greedy ? (size_t) cparams.mtp.n_candidates*n_outputs : 0;
+    if (mtp_candidates.size() < n_candidates) {
+        synchronize();
+        mtp_candidates       .resize(n_candidates);
+        mtp_candidates_logits.resize(n_candidates);
+    }
+    mtp_n_candidates = 0;
+}
+
 // Enqueue the copy of the candidates of a ubatch, which come after those of n_greedy rows.
 void llama_context::mtp_get_candidates(const llm_graph_result & res) {
     size_t n_prev = (size_t) mtp_n_greedy*mtp_n_candidates;

@@ -287,7 +287,7 @@ void llm_graph_context::build_mtp_chain(ggml_tensor * tok_embd_w, const mtp_step
             cb(next, "mtp_chain_token", -1);
         }
         tok_embd = ggml_get_rows(ctx0, own ? head->embd : tok_embd_w, next);
-        h        = res->t_mtp_hidden;
+        h        = res->t_hidden[cparams.mtp.block_input];
         if (cparams.mtp.keep) {
             keep_embd(ctx0, gf, cparams.mtp.kept, tok_embd, i + 1, n_steps);
             keep_ids(ctx0, gf, cparams.mtp.kept_ids, tokens, i*n);

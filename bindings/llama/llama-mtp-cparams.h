@@ -1,12 +1,13 @@
 #pragma once
 
+#include "llama-tap.h"
+
 #include <cstdint>
 #include <tuple>
 #include <vector>
 
 struct ggml_tensor;
 struct llama_mtp_head;
-struct llama_mtp_tap;
 
 // Inputs of a chain of drafts, besides its batch.
 struct llama_mtp_given {
@@ -20,10 +21,8 @@ struct llama_mtp_given {
 
 // Settings of a context.
 struct llama_mtp_settings {
-    bool need_embd_pre_norm = false;  // graphs store hidden rows in the tap
-    bool tap_pre_norm       = false;  // hidden rows are those before the final norm; else after it
+    llama_hidden_tap block_input = LLAMA_HIDDEN_TAP_POST_NORM;  // hidden rows that the MTP block takes
 
-    bool slice        = true;         // compute nothing for rows that nobody asked for
     bool rs_snapshots = true;         // recurrent layers leave n_rs_seq snapshots beside the last state
 
     bool    greedy       = false;     // pick the best token of each output row; logits stay where they are
@@ -34,14 +33,10 @@ struct llama_mtp_settings {
     // fixed when the context is made
     bool in_trunk       = false;      // the trunk's graphs write K and V of an MTP block, whose drafts are chains
     bool indices_on_cpu = false;      // the output layer is on a CPU: logits, and indices of states, are in host memory
-
-    // Whether the trunk's last layer runs for rows that are no output rows.
-    bool all_rows() const { return need_embd_pre_norm || in_trunk || !slice; }
 };
 
 // Tensors of a context that its graphs read and write.
 struct llama_mtp_places {
-    llama_mtp_tap *        tap      = nullptr;
     const llama_mtp_head * head     = nullptr;  // in place of an MTP block's own LM head
     ggml_tensor *          carry    = nullptr;  // of the memory, if in_trunk
     ggml_tensor *          kept     = nullptr;  // F32 [n_embd, tokens]: embeddings of what is verified behind a chain
@@ -69,11 +64,11 @@ struct llama_mtp_cparams : llama_mtp_settings, llama_mtp_places, llama_mtp_reque
 
     void request(const llama_mtp_request & value) { static_cast<llama_mtp_request &>(*this) = value; }
 
-    // A chain looks at the head and at the point of the tap; a switch of other settings costs it nothing.
+    // A chain looks at the head and at the block's input; a switch of other settings costs it nothing.
     auto key() const {
         const llama_mtp_settings unused;
         const llama_mtp_settings & s = chain > 0 ? unused : static_cast<const llama_mtp_settings &>(*this);
-        return std::make_tuple(s.need_embd_pre_norm, s.slice, s.rs_snapshots, s.greedy, s.n_candidates, tap_pre_norm, head_id,
+        return std::make_tuple(s.rs_snapshots, s.greedy, s.n_candidates, block_input, head_id,
                 chain, n_chain_candidates, drawn, keep, n_kept);
     }
 

@@ -283,7 +283,7 @@ bool llama_context::mtp_can_keep(uint32_t n_tokens) {
     if (!mtp_kept) {
         try {
             const uint32_t n_max = cparams.n_seq_max*(cparams.n_rs_seq + 1);
-            mtp_kept = std::make_unique<llama_mtp_tap>(model, n_max, 2*n_max);
+            mtp_kept = std::make_unique<llama_mtp_kept>(model, n_max);
         } catch (const std::bad_alloc &) {
             return false;
         }

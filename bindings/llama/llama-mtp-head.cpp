@@ -1,4 +1,4 @@
-// A draft head: an LM head of an MTP block over a part of the vocabulary.
+// Draft heads: LM heads of an MTP block over a part of the vocabulary.
 
 #include "llama-mtp-head.h"
 
@@ -9,7 +9,7 @@
 #include "llama-model.h"
 #include "llama-model-loader.h"
 #include "llama-mtp-guard.h"
-#include "llama-mtp-tap.h"
+#include "llama-tap-rows.h"
 
 #include <algorithm>
 #include <atomic>
@@ -25,7 +25,7 @@ static uint64_t next_id() {
     return ++id;
 }
 
-// Whether the device of the output layer is not the CPU and can gather rows like those of w.
+// Whether graphs can look up rows of w on the device of the output layer. False for the CPU, which reads w where it is.
 static bool can_gather(const llama_model & model, const ggml_tensor * w) {
     ggml_backend_dev_t dev = model.dev_output();
     if (ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU) {
@@ -51,7 +51,7 @@ static ggml_tensor * lm_head(const llama_model & model, int il) {
     return own ? own : model.output;
 }
 
-// Whether a context of nothing but the MTP blocks can have a draft head: they share an LM head that is over all tokens.
+// Whether one draft head can replace the LM heads of all MTP blocks: they share one, and it is over all tokens.
 static bool has_one_lm_head(const llama_model & model) {
     bool ok = model.hparams.n_layer_nextn > 0 && !model.mtp_head;
     for (uint32_t i = 1; ok && i < model.hparams.n_layer_nextn; ++i) {
@@ -60,7 +60,7 @@ static bool has_one_lm_head(const llama_model & model) {
     return ok;
 }
 
-void llama_mtp_head::init(const llama_model & model) {
+void llama_mtp_head::make_tensors(const llama_model & model) {
     has_row.resize(n_vocab);
     for (llama_token id : tokens) {
         has_row[id] = true;
@@ -76,16 +76,17 @@ void llama_mtp_head::init(const llama_model & model) {
     }
     ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, tokens.size());
     ggml_set_name(ids, "mtp_draft_head_ids");
-    of = lm_head(model, model.hparams.n_layer());
+    replaces = lm_head(model, model.hparams.n_layer());
 
-    const bool own = model.layers[model.hparams.n_layer()].nextn.embed_tokens;
-    if (!own && model.tok_embd_mtp == model.tok_embd && can_gather(model, model.tok_embd)) {
+    // The host has the embeddings of an untied model. Where a device can look them up, it gets those of the head's tokens.
+    const bool block_has_embd = model.layers[model.hparams.n_layer()].nextn.embed_tokens;
+    if (!block_has_embd && model.tok_embd_mtp == model.tok_embd && can_gather(model, model.tok_embd)) {
         embd = ggml_new_tensor_2d(ctx.get(), model.tok_embd->type, model.tok_embd->ne[0], tokens.size());
         ggml_set_name(embd, "mtp_draft_head_embd");
     }
 }
 
-void llama_mtp_head::alloc(const llama_model & model) {
+void llama_mtp_head::allocate(const llama_model & model) {
     buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(model.dev_output())));
     if (!buf) {
         throw std::bad_alloc();
@@ -107,15 +108,15 @@ void llama_mtp_head::alloc(const llama_model & model) {
 llama_mtp_head::llama_mtp_head(
         const llama_model & model, ggml_type type, const void * rows, const llama_token * ids, int32_t n_rows) :
     id(next_id()), n_vocab(model.vocab.n_tokens()), tokens(ids, ids + n_rows) {
-    // a file's own draft head is not where the rows are from
+    // the rows are of the whole LM head, also where the file has a draft head itself
     const auto & nextn = model.layers[model.hparams.n_layer()].nextn;
     scale = nextn.shared_head_head && !model.mtp_head ? nextn.shared_head_head_s : model.output_s;
 
-    init(model);
+    make_tensors(model);
     w = ggml_new_tensor_2d(ctx.get(), type, model.hparams.n_embd, n_rows);
     ggml_set_name(w, "mtp_draft_head");
 
-    alloc(model);
+    allocate(model);
     ggml_backend_tensor_set(w, rows, 0, ggml_nbytes(w));
 }
 
@@ -124,11 +125,12 @@ llama_mtp_head::llama_mtp_head(
     id(next_id()), n_vocab(model.vocab.n_tokens()), tokens(std::move(tokens)), w(w), scale(scale) {
     ascending = std::is_sorted(this->tokens.begin(), this->tokens.end());
 
-    init(model);
-    alloc(model);
+    make_tensors(model);
+    allocate(model);
 }
 
-// Which LM head is over the tokens of `d2t`: the MTP block's own, or, in a file of nothing but the block, the only one.
+// A tensor `d2t` has the token of each row of a trimmed LM head: of the MTP block's own, or, in a file of the block alone, of the
+// file's only one. Returns the rows of both.
 llama_mtp_n_rows llama_model_base::create_tensor_mtp_d2t(llama_model_loader & ml, const nextn_flags_t & nf) {
     const int64_t n_vocab = vocab.n_tokens();
 
@@ -148,12 +150,12 @@ llama_mtp_n_rows llama_model_base::create_tensor_mtp_d2t(llama_model_loader & ml
     return { own ? n_vocab : meta->ne[0], own ? meta->ne[0] : n_vocab };
 }
 
-// What graphs rely on is checked here.
+// Make the draft head of a file that has one. Throws where `d2t` is not what graphs rely on.
 void llama_model_base::load_mtp_head() {
     const bool tied = output && output != tok_embd && !strcmp(ggml_get_name(output), ggml_get_name(tok_embd));
     tok_embd_mtp = tied && can_gather(*this, output) ? output : tok_embd;
 
-    if (!d2t || hparams.no_alloc || !llm_arch_supports_mtp_tap(arch)) {
+    if (!d2t || hparams.no_alloc || !llm_arch_has_hidden_tap(arch)) {
         return;
     }
     const int64_t n_rows = d2t->ne[0];
@@ -183,18 +185,18 @@ void llama_model_base::load_mtp_head() {
 }
 
 bool llama_mtp_head::can_replace(int32_t n, const int32_t * slots, const llama_token * tokens) const {
-    std::set<int32_t>     at;
-    std::set<llama_token> gone, come;
+    std::set<int32_t>     seen;
+    std::set<llama_token> removed, added;
     for (int32_t i = 0; i < n; ++i) {
         if (slots[i] < 0 || slots[i] >= w->ne[1] || tokens[i] < 0 || tokens[i] >= n_vocab) {
             return false;
         }
-        if (!at.insert(slots[i]).second || !come.insert(tokens[i]).second) {
+        if (!seen.insert(slots[i]).second || !added.insert(tokens[i]).second) {
             return false;
         }
-        gone.insert(this->tokens[slots[i]]);
+        removed.insert(this->tokens[slots[i]]);
     }
-    return std::none_of(come.begin(), come.end(), [&](llama_token id) { return has_row[id] && !gone.count(id); });
+    return std::none_of(added.begin(), added.end(), [&](llama_token id) { return has_row[id] && !removed.count(id); });
 }
 
 void llama_mtp_head::replace(
@@ -229,8 +231,8 @@ static ggml_tensor * spread(ggml_context * ctx0, ggml_tensor * cur, const llama_
     return ggml_reshape_2d(ctx0, logits, head->n_vocab, n);
 }
 
-// Logits over the part of the vocabulary that a draft head has; spread where a context of nothing but the block copies them
-// to the host, whose rows are n_vocab wide.
+// Logits of the draft head at hand. A context of the MTP block alone, which copies them to the host, has rows of n_vocab for
+// them, so there they are spread.
 ggml_tensor * llm_graph_context::build_mtp_draft_head(ggml_tensor * cur) const {
     const auto * head = cparams.mtp.draft_head();
 
@@ -240,7 +242,7 @@ ggml_tensor * llm_graph_context::build_mtp_draft_head(ggml_tensor * cur) const {
     cur = head->scale ? ggml_mul(ctx0, cur, head->scale) : cur;
 
     for (const auto & [adapter, adapter_scale] : *loras) {
-        const llama_adapter_lora_weight * lw = adapter->get_weight(head->of);
+        const llama_adapter_lora_weight * lw = adapter->get_weight(head->replaces);
         if (lw && lw->b->ne[1] == head->n_vocab) {
             ggml_tensor * b  = ggml_get_rows(ctx0, lw->b, ggml_reshape_1d(ctx0, head->ids, head->w->ne[1]));
             ggml_tensor * ab = ggml_mul_mat(ctx0, b, ggml_mul_mat(ctx0, lw->a, inp));
@@ -253,8 +255,8 @@ ggml_tensor * llm_graph_context::build_mtp_draft_head(ggml_tensor * cur) const {
     return copied ? spread(ctx0, cur, head) : cur;
 }
 
-// The logits of a draft head that the file has, for callers that did not ask for it as a draft head. head: NULL if the file
-// has none.
+// The logits `cur` of the block's LM head over the whole vocabulary. head: the file's draft head, which then is that LM head,
+// or NULL. Where a draft head is at hand, they stay as they are.
 ggml_tensor * llm_graph_context::build_mtp_d2t(ggml_tensor * cur, const llama_mtp_head * head) const {
     return cparams.mtp.draft_head() || !head ? cur : spread(ctx0, cur, head);
 }
@@ -266,9 +268,9 @@ bool llama_context::set_mtp_draft_head(
 
     std::unique_ptr<llama_mtp_head> head;
     if (n_rows > 0) {
-        const bool apart = cparams.ctx_type == LLAMA_CONTEXT_TYPE_MTP && has_one_lm_head(model);
+        const bool block_alone = cparams.ctx_type == LLAMA_CONTEXT_TYPE_MTP && has_one_lm_head(model);
 
-        bool ok = (cparams.mtp.in_trunk || apart) && type != GGML_TYPE_COUNT && ggml_blck_size(type) > 0 &&
+        bool ok = (cparams.mtp.in_trunk || block_alone) && type != GGML_TYPE_COUNT && ggml_blck_size(type) > 0 &&
             n_embd % ggml_blck_size(type) == 0 && ggml_row_size(type, n_embd)*n_rows == n_bytes;
         for (int32_t i = 0; ok && i < n_rows; ++i) {
             ok = ids[i] > (i > 0 ? ids[i - 1] : -1) && ids[i] < (llama_token) model.vocab.n_tokens();
@@ -285,15 +287,15 @@ bool llama_context::set_mtp_draft_head(
         }
     }
 
-    const auto * used = head.get();
-    mtp_set_head(std::move(head), used);
+    const auto * at_hand = head.get();
+    mtp_set_head(std::move(head), at_hand);
     return true;
 }
 
-// mine: freed with the context, or when another one takes its place
-void llama_context::mtp_set_head(std::unique_ptr<llama_mtp_head> mine, const llama_mtp_head * head) {
-    synchronize();  // graphs that use the one before
-    mtp_head = std::move(mine);
+// owned: the context frees it. head: the one that drafts come from: `owned`, the model's, or NULL, the whole LM head.
+void llama_context::mtp_set_head(std::unique_ptr<llama_mtp_head> owned, const llama_mtp_head * head) {
+    synchronize();  // graphs may use the head before
+    mtp_head = std::move(owned);
     sched_need_reserve = true;
 
     cparams.mtp.head    = head;

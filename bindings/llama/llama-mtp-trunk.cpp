@@ -4,14 +4,17 @@
 #include "llama-graph.h"
 #include "llama-impl.h"
 #include "llama-kv-cache.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
-#include "llama-mtp-tap.h"
+#include "llama-mtp.h"
+#include "llama-tap-rows.h"
 
 #include <algorithm>
 
 bool llama_context::mtp_fits_trunk(const llama_model & model) {
-    return llm_arch_supports_mtp_tap(model.arch) && model.hparams.n_layer_nextn == 1 &&
+    return llm_arch_has_hidden_tap(model.arch) && model.hparams.n_layer_nextn == 1 &&
         model.layers[model.hparams.n_layer()].nextn.eh_proj;  // unless it was left out
 }
 
@@ -70,7 +73,9 @@ void llm_graph_context::build_mtp_trunk(const llama_model & model, llm_graph_inp
         ? ggml_get_rows(ctx0, layer.nextn.embed_tokens, res->t_inp_tokens)
         : res->t_layer_inp[0];
 
-    ggml_tensor * h = build_norm(build_mtp_shift(inp->get_recr(), res->t_mtp_hidden), layer.nextn.hnorm, nullptr, LLM_NORM_RMS, il);
+    ggml_tensor * h = build_mtp_shift(inp->get_recr(), res->t_hidden[cparams.mtp.block_input]);
+    h = build_norm(h, layer.nextn.hnorm, nullptr, LLM_NORM_RMS, il);
+
     ggml_tensor * e = build_norm(embd, layer.nextn.enorm, nullptr, LLM_NORM_RMS, il);
 
     ggml_tensor * cur = ggml_concat(ctx0, e, ggml_reshape_2d(ctx0, h, n_embd, n_tokens), 0);
@@ -95,4 +100,50 @@ void llm_graph_context::build_mtp_trunk(const llama_model & model, llm_graph_inp
     v = ggml_reshape_3d(ctx0, v, n_embd_head, n_head_kv, n_tokens);
 
     build_mtp_kv_only(inp->get_attn(), k, v, il);
+}
+
+// The part of a memory that has recurrent states; NULL: none.
+static llama_memory_recurrent * recurrent(llama_memory_i * memory) {
+    if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
+        return hybrid->get_mem_recr();
+    }
+    if (auto * iswa = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) {
+        return iswa->get_mem_recr();
+    }
+    return dynamic_cast<llama_memory_recurrent *>(memory);
+}
+
+bool llama_context::set_mtp_block_input(llama_hidden_tap input) {
+    if (!cparams.mtp.in_trunk || input == LLAMA_HIDDEN_TAP_NONE) {
+        LLAMA_LOG_ERROR("%s: no context with an MTP block, or no hidden row\n", __func__);
+        return false;
+    }
+    // carries that were computed are rows of the other kind
+    for (uint32_t s = 0; input != cparams.mtp.block_input && s < cparams.n_seq_max; ++s) {
+        if (memory->seq_pos_max(s) >= 0) {
+            LLAMA_LOG_ERROR("%s: sequence %u has tokens\n", __func__, s);
+            return false;
+        }
+    }
+    cparams.mtp.block_input = input;
+
+    recurrent(memory.get())->carry_point = input == LLAMA_HIDDEN_TAP_PRE_NORM;
+    return true;
+}
+
+void llama_context::set_mtp_rs_snapshots(bool value) {
+    cparams.mtp.rs_snapshots = value;
+
+    llama_memory_recurrent * recr = recurrent(memory.get());
+    if (recr) {
+        recr->rs_snapshots = value;
+    }
+}
+
+bool llama_mtp_set_block_input(llama_context * ctx, llama_hidden_tap input) {
+    return ctx->set_mtp_block_input(input);
+}
+
+void llama_mtp_set_rs_snapshots(llama_context * ctx, bool value) {
+    ctx->set_mtp_rs_snapshots(value);
 }

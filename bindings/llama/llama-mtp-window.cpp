@@ -1,4 +1,6 @@
-// A window for the attention of drafts: a chain's mask hides what lies between the first tokens and the last ones.
+// A window for the attention of drafts: a chain's mask hides what lies between the first tokens and the last ones. The CPU's
+// kernels skip hidden cells; those of GPUs do not. (For them: ggml_flash_attn_ext_set_n_kv_max(), which bounds visible cells. An
+// image has many cells at one position, so the window would have to count cells.)
 
 #include "llama-context.h"
 #include "llama-kv-cache.h"

@@ -13,6 +13,8 @@
 // - Functions that return void cannot fail.
 
 #include "llama.h"
+#include "llama-slice.h"
+#include "llama-tap.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -38,41 +40,6 @@ LLAMA_API void llama_mtp_set_layer_offset(struct llama_context * ctx, int32_t of
 
 // The context given as llama_context_params.ctx_other, if the model makes use of it, else NULL.
 LLAMA_API struct llama_context * llama_mtp_get_ctx_other(struct llama_context * ctx);
-
-//
-// The hidden-state tap (need_embd_pre_norm): what an MTP block takes as input
-//
-// A switch of its own: it does not turn on embeddings, and does not make rows output rows. Rows are stored by token
-// index, for every token of the batch, whatever the number of outputs (unless llama_mtp_set_embeddings_nextn() with
-// masked == true has the trunk compute output rows only). They stay in the memory of the device that computes them.
-// On an MTP context they are the states of the block itself: of output rows, or of every row if slices are off.
-//
-
-enum llama_mtp_tap_point {
-    LLAMA_MTP_TAP_POST_NORM = 0,  // after the final norm: Qwen3-Next, Qwen3.5 and Qwen3.6
-    LLAMA_MTP_TAP_PRE_NORM  = 1,  // before it
-};
-
-// Turn the tap on or off. False if the graph of the architecture has none (qwen35, qwen35moe and qwen3next have), or if
-// there is no memory for it. The point takes effect with the next decode; default: LLAMA_MTP_TAP_POST_NORM.
-LLAMA_API bool llama_set_embeddings_pre_norm      (struct llama_context * ctx, bool value);
-LLAMA_API bool llama_get_need_embd_pre_norm       (const struct llama_context * ctx);
-LLAMA_API void llama_set_embeddings_pre_norm_point(struct llama_context * ctx, enum llama_mtp_tap_point point);
-
-// Rows of the last batch on the host, in batch order: [n_tokens, n_embd_out], f32; waits for the computation.
-// Valid until the next call on ctx. NULL if the tap was off; the row of a token that has none is undefined.
-LLAMA_API float * llama_get_embeddings_pre_norm    (struct llama_context * ctx);
-
-// The row of token i of the last batch. NULL if it has none.
-LLAMA_API float * llama_get_embeddings_pre_norm_ith(struct llama_context * ctx, int32_t i);
-
-//
-// Slices: nothing is computed for a row that nobody asked for (default: on)
-//
-// Off: the trunk's last layer and its final norm run for every row.
-// The LM head itself runs for output rows only in either case.
-//
-LLAMA_API void llama_mtp_set_slice(struct llama_context * ctx, bool value);
 
 //
 // Rollback snapshots: whether a decode leaves the states of its last n_rs_seq + 1 tokens, or the last one only (default: on)
@@ -175,6 +142,11 @@ LLAMA_API struct llama_model * llama_mtp_load_model(
 // llama_memory_seq_rm() then refuses to go back within that decode. Asking for the size of a state settles nothing.
 //
 
+// Which hidden rows the block takes (default: LLAMA_HIDDEN_TAP_POST_NORM, with which these models were trained). A state of one
+// kind cannot be loaded into a context of the other. False: no context of this type, LLAMA_HIDDEN_TAP_NONE, or a change while
+// a sequence has tokens.
+LLAMA_API bool llama_mtp_set_block_input(struct llama_context * ctx, enum llama_hidden_tap input);
+
 // Draft n_steps tokens for each of n_seqs sequences, in one graph. Waits for the computation. The memory, and the outputs of
 // the last decode, stay as they are, also after a failure.
 //   tokens: [n_seqs]: the token that follows each sequence, and is not decoded yet
@@ -201,7 +173,8 @@ LLAMA_API int32_t llama_mtp_draft(
 LLAMA_API const float * llama_mtp_get_draft_logits(const struct llama_context * ctx, int32_t * n);
 
 // A window for the attention of drafts: they attend to the first 64 positions and to the last n_window, with their own
-// among them (default: 0, all positions). Drafts then read less of a long context. Verification attends to all positions.
+// among them (default: 0, all positions). Verification attends to all positions. For CPUs, whose kernels skip hidden cells:
+// drafts then read less of a long context. Kernels of GPUs read the whole cache in any case.
 LLAMA_API void llama_mtp_set_draft_window(struct llama_context * ctx, int32_t n_window);
 
 // A whole round in one submission: llama_mtp_draft(), then llama_decode() of each sequence's token and its n_steps drafts,

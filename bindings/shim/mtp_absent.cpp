@@ -1,12 +1,12 @@
 // The functions of llama-mtp.h that upstream's variant lacks. Here they return false, 0, -1 or NULL.
 #include "llama-mtp.h"
 
-bool    llama_set_embeddings_pre_norm(llama_context *, bool value) { return !value; }
-bool    llama_get_need_embd_pre_norm(const llama_context *) { return false; }
-void    llama_set_embeddings_pre_norm_point(llama_context *, llama_mtp_tap_point) {}
-float * llama_get_embeddings_pre_norm(llama_context *) { return nullptr; }
+bool          llama_set_hidden_tap(llama_context *, llama_hidden_tap tap) { return tap == LLAMA_HIDDEN_TAP_NONE; }
+const float * llama_get_hidden_rows(llama_context *, int32_t, int32_t) { return nullptr; }
 
 void llama_mtp_set_slice(llama_context *, bool) {}
+
+bool llama_mtp_set_block_input(llama_context *, llama_hidden_tap) { return false; }
 void llama_mtp_set_rs_snapshots(llama_context *, bool) {}
 
 void        llama_mtp_set_greedy(llama_context *, bool) {}

@@ -113,8 +113,7 @@ PYLLAMA_API int32_t pyllama_memory_seq_cp(
         struct llama_context * ctx, llama_seq_id from, llama_seq_id to, llama_pos p1, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_memory_seq_rm(
         struct llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1, char * message, size_t n_message);
-PYLLAMA_API int32_t pyllama_set_embeddings_pre_norm(
-        struct llama_context * ctx, bool value, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_set_hidden_tap(struct llama_context * ctx, int32_t tap, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_set_adapters_lora(
         struct llama_context * ctx, struct llama_adapter_lora ** adapters, size_t n_adapters, float * scales,
         char * message, size_t n_message);
@@ -127,8 +126,8 @@ PYLLAMA_API int32_t pyllama_mtp_get_memory(
 // *token. Twins as above.
 PYLLAMA_API int32_t pyllama_get_logits(
         struct llama_context * ctx, int32_t row, const float ** logits, char * message, size_t n_message);
-PYLLAMA_API int32_t pyllama_get_embeddings_pre_norm(
-        struct llama_context * ctx, const float ** rows, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_get_hidden_rows(
+        struct llama_context * ctx, int32_t first, int32_t n, const float ** rows, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_get_embeddings_nextn(
         struct llama_context * ctx, const float ** rows, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_get_greedy(

@@ -362,8 +362,8 @@ int32_t pyllama_memory_seq_rm(
     return guarded_code(message, n_message, [&] { return llama_memory_seq_rm(llama_get_memory(ctx), seq_id, p0, p1); });
 }
 
-int32_t pyllama_set_embeddings_pre_norm(llama_context * ctx, bool value, char * message, size_t n_message) {
-    return guarded_code(message, n_message, [&] { return llama_set_embeddings_pre_norm(ctx, value); });
+int32_t pyllama_set_hidden_tap(llama_context * ctx, int32_t tap, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return llama_set_hidden_tap(ctx, (llama_hidden_tap) tap); });
 }
 
 int32_t pyllama_set_adapters_lora(
@@ -385,8 +385,9 @@ int32_t pyllama_get_logits(llama_context * ctx, int32_t row, const float ** logi
     return guarded_code(message, n_message, [&] { *logits = llama_get_logits_ith(ctx, row); return 0; });
 }
 
-int32_t pyllama_get_embeddings_pre_norm(llama_context * ctx, const float ** rows, char * message, size_t n_message) {
-    return guarded_code(message, n_message, [&] { *rows = llama_get_embeddings_pre_norm(ctx); return 0; });
+int32_t pyllama_get_hidden_rows(
+        llama_context * ctx, int32_t first, int32_t n, const float ** rows, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { *rows = llama_get_hidden_rows(ctx, first, n); return 0; });
 }
 
 int32_t pyllama_mtp_get_embeddings_nextn(llama_context * ctx, const float ** rows, char * message, size_t n_message) {

@@ -182,8 +182,12 @@ class Context(Owned, OfThisProcess):
             lib.llama_set_n_threads(self._handle, *[self._threads[0].n] * 2)
         sliced = not self.model.has_mtp if options.slice is None else options.slice
         lib.llama_mtp_set_slice(self._handle, sliced)
-        self.set_tap_point(options.hidden)
-        if options.need_embd_pre_norm and not self.call(lib.pyllama_set_embeddings_pre_norm, True):
+        self._tap_point = options.hidden
+        if options.with_mtp:
+            lib.llama_mtp_set_block_input(self._handle, self._native_point)
+        if options.need_embd_pre_norm and not self.call(
+            lib.pyllama_set_hidden_tap, self._native_point
+        ):
             raise self.refusal(
                 "a hidden-state tap", "upstream's library has none, nor have some architectures"
             )
@@ -520,17 +524,23 @@ class Context(Owned, OfThisProcess):
     def set_tap(self, on: bool) -> None:
         """Whether the next decodes leave hidden rows, if `options` ask for any."""
         if self.options.need_embd_pre_norm:
-            self.call(self._lib.pyllama_set_embeddings_pre_norm, on)
+            point = self._native_point if on else self._lib.LLAMA_HIDDEN_TAP_NONE
+            self.call(self._lib.pyllama_set_hidden_tap, point)
         elif self.options.tap != "off":
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
 
     def set_tap_point(self, point: str) -> None:
-        """Where the next decodes take hidden rows: "post-norm" or "pre-norm", see `hidden` of
-        :class:`.ContextOptions`. Ignored by upstream's library."""
-        lib, before = self._lib, point == "pre-norm"
-        native_point = lib.LLAMA_MTP_TAP_PRE_NORM if before else lib.LLAMA_MTP_TAP_POST_NORM
-        lib.llama_set_embeddings_pre_norm_point(self.handle, native_point)
+        """Where the next decodes take hidden rows, and turn the tap on: "post-norm" or "pre-norm",
+        see `hidden` of :class:`.ContextOptions`."""
+        self._tap_point = point
+        self.set_tap(True)
+
+    @property
+    def _native_point(self) -> Any:
+        before = self._tap_point == "pre-norm"
+        lib = self._lib
+        return lib.LLAMA_HIDDEN_TAP_PRE_NORM if before else lib.LLAMA_HIDDEN_TAP_POST_NORM
 
     def set_block(self, block: int) -> None:
         """Which of several MTP blocks the next decodes run; for a context of MTP blocks alone."""
@@ -547,7 +557,7 @@ class Context(Owned, OfThisProcess):
         self._settle()
         n = len(self.last_outputs)
         if self.options.need_embd_pre_norm:
-            pointer = self._rows(self._lib.pyllama_get_embeddings_pre_norm)
+            pointer = self._rows(self._lib.pyllama_get_hidden_rows, 0, n)
         else:
             pointer = self._rows(self._lib.pyllama_mtp_get_embeddings_nextn)
             if self.options.tap == "outputs":

@@ -20,7 +20,7 @@ from pyllama_mtp.llama.contextoptions import Node
 from ..marks import usual
 from ..processes import RunPython
 from .support import computed_by, made_up
-from .twocontexts import rows_of, trunk
+from .twocontexts import rows_of, trunk, turns
 
 Int8s = npt.NDArray[np.int8]
 
@@ -73,30 +73,16 @@ TOKENS_PER_GRAPH = per_graph(REQUESTED["all"])
 # -- the target ------------------------------------------------------------------------------------
 
 #: Options, and whether the last layer and the final norm run for every row then.
-TARGETS: dict[str, tuple[dict[str, object], bool, bool]] = {
-    "MTP off": ({}, True, True),  # as many rows as with MTP: the same bits
-    "MTP off, slices": ({"slice": True}, False, False),
-    "tap off": ({"need_embd_pre_norm": True, "slice": True}, False, False),
-    "post-norm": ({"need_embd_pre_norm": True}, True, True),
-    "pre-norm": (
-        {"need_embd_pre_norm": True, "hidden": "pre-norm", "slice": True},
-        True,
-        False,
-    ),
-    "upstream's tap": ({"tap": "all"}, True, True),
-    "upstream's tap of outputs": ({"tap": "outputs"}, False, False),
-    "no slices": ({"slice": False}, True, True),
-    "pre-norm, no slices": (
-        {"need_embd_pre_norm": True, "hidden": "pre-norm", "slice": False},
-        True,
-        True,
-    ),
-    "with the block": ({"with_mtp": True}, True, True),
-    "with the block, pre-norm": (
-        {"with_mtp": True, "hidden": "pre-norm", "slice": True},
-        True,
-        False,
-    ),
+TARGETS: dict[str, tuple[dict[str, object], bool]] = {
+    "MTP off": ({}, True),  # as many rows as with MTP: the same bits
+    "MTP off, slices": ({"slice": True}, False),
+    "tap off": ({"need_embd_pre_norm": True, "slice": True}, False),
+    "post-norm": ({"need_embd_pre_norm": True, "slice": True}, True),
+    "pre-norm": ({"need_embd_pre_norm": True, "hidden": "pre-norm", "slice": True}, True),
+    "upstream's tap": ({"tap": "all", "slice": True}, True),
+    "upstream's tap of outputs": ({"tap": "outputs"}, False),
+    "no slices": ({"slice": False}, True),
+    "with the block": ({"with_mtp": True, "slice": True}, True),
 }
 
 
@@ -105,7 +91,7 @@ TARGETS: dict[str, tuple[dict[str, object], bool, bool]] = {
 def test_rows_of_the_norm_and_of_the_head(
     model: Model, name: str, requested: Sequence[int]
 ) -> None:
-    options, layer_of_all, norm_of_all = TARGETS[name]
+    options, all_rows = TARGETS[name]
     with trunk(model, **COMMON, trace=True, **options) as target:
         target.set_tap(name != "tap off")
         target.decode(made_up(model, N_TOKENS), 0, marks_of(requested))
@@ -116,11 +102,11 @@ def test_rows_of_the_norm_and_of_the_head(
     last = max(
         int(n.name.removeprefix("l_out-")) for n in nodes if re.fullmatch(r"l_out-\d+", n.name)
     )
-    assert rows_of(nodes, f"l_out-{last}") == (TOKENS_PER_GRAPH if layer_of_all else asked)
-    norm = TOKENS_PER_GRAPH if norm_of_all else asked
-    assert [n.rows for n in nodes if n.name == "norm"] == norm
+    wanted = TOKENS_PER_GRAPH if all_rows else asked
+    assert rows_of(nodes, f"l_out-{last}") == wanted
+    assert [n.rows for n in nodes if n.name == "norm"] == wanted
     tapped = bool(options.get("need_embd_pre_norm")) and name != "tap off"
-    assert len(rows_of(nodes, "mtp_tap_store")) == (len(TOKENS_PER_GRAPH) if tapped else 0)
+    assert len(rows_of(nodes, "hidden_tap_store")) == (len(TOKENS_PER_GRAPH) if tapped else 0)
 
 
 # -- with the block in the trunk -------------------------------------------------------------------
@@ -157,7 +143,7 @@ def test_of_the_block_only_k_and_v_are_computed(
     assert set(+added) <= {"GET_ROWS", "CPY", "SCALE"} and not -added
     assert len(nodes) - len(without) <= 40 * n_graphs, "the block has 51 nodes, 75 with experts"
     names = " ".join(node.name for node in nodes)
-    for absent in ("mtp_attn_out", "mtp_ffn", "mtp_post", "mtp_shared_head", "mtp_tap_store"):
+    for absent in ("mtp_attn_out", "mtp_ffn", "mtp_post", "mtp_shared_head", "hidden_tap_store"):
         assert absent not in names
     assert rows_of(nodes, "mtp_attn_norm") == TOKENS_PER_GRAPH
     assert rows_of(nodes, "result_output") == per_graph(requested)
@@ -200,6 +186,17 @@ def test_switches_act_on_the_next_batch(model: Model) -> None:
             target.decode(tokens, 0, some)
             (norm,) = (node.rows for node in target.nodes() if node.name == "norm")
             assert norm == (2 if on else N_UBATCH)
+
+
+@pytest.mark.parametrize("n_seqs", [2, 4])
+def test_a_product_reads_its_weights_once_for_all_sequences(model: Model, n_seqs: int) -> None:
+    """So it has two dimensions. (Attention is no product here: it is one operation.)"""
+    options = {"n_seq_max": n_seqs, "unified": True, "flash_attn": "on"}
+    with trunk(model, **COMMON, trace=True, **options) as target:
+        for batch in turns(model, [4] * n_seqs, 4 * n_seqs):
+            target.decode_batch(batch)
+        products = [node for node in target.nodes() if node.op == "MUL_MAT"]
+    assert products and all(node.shape[2] == 1 for node in products)
 
 
 # -- upstream's graphs -----------------------------------------------------------------------------

@@ -266,8 +266,20 @@ def test_a_state_of_another_tap_is_refused(demo: Model) -> None:
     with context(demo, hidden="pre-norm") as before, context(demo) as after:
         before.decode_batch(one_sequence(made_up(demo, N)))
         data = before.save_state()
-        with pytest.raises(FatalDecodeError, match="carry of the state is of tap 1"):
+        with pytest.raises(FatalDecodeError, match="carry of the state is of kind 1"):
             after.load_state(data)
+
+
+def test_the_blocks_input_does_not_change_within_a_text(demo: Model) -> None:
+    """So a state's rows are of the kind that its label says."""
+    with context(demo) as found:
+        lib, choose = found.library.lib, found.library.lib.llama_mtp_set_block_input
+        found.decode_batch(one_sequence(made_up(demo, N)))
+        assert choose(found.handle, lib.LLAMA_HIDDEN_TAP_POST_NORM), "no change"
+        assert not choose(found.handle, lib.LLAMA_HIDDEN_TAP_PRE_NORM)
+        found.clear()
+        assert choose(found.handle, lib.LLAMA_HIDDEN_TAP_PRE_NORM)
+        assert not choose(found.handle, lib.LLAMA_HIDDEN_TAP_NONE)
 
 
 def test_a_state_whose_carry_is_of_another_version_is_refused(demo: Model) -> None:

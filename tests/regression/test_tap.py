@@ -159,13 +159,8 @@ def test_the_point_may_change_between_batches(model: Model) -> None:
     before = rows(model, tokens, last, need_embd_pre_norm=True, hidden="pre-norm")
     after = rows(model, tokens, last, need_embd_pre_norm=True)
     with context(model, need_embd_pre_norm=True) as target:
-        lib = target.library.lib
-        for point, wanted in (
-            (lib.LLAMA_MTP_TAP_POST_NORM, after),
-            (lib.LLAMA_MTP_TAP_PRE_NORM, before),
-            (lib.LLAMA_MTP_TAP_POST_NORM, after),
-        ):
-            lib.llama_set_embeddings_pre_norm_point(target.handle, point)
+        for point, wanted in (("post-norm", after), ("pre-norm", before), ("post-norm", after)):
+            target.set_tap_point(point)
             target.decode(tokens, 0, last(len(tokens)))
             assert target.hidden_rows().tobytes() == wanted.tobytes()
             target.clear()
@@ -207,7 +202,7 @@ def test_the_tap_makes_no_row_an_output(model: Model, marks: Of, hidden: str) ->
         assert found == logits
         assert [n.rows for n in target.nodes() if n.name == "result_output"] == asked
         # To a graph of all rows the tap adds its store; embeddings, a second output, are off.
-        assert sum(n.name == "mtp_tap_store" for n in target.nodes()) == len(asked)
+        assert sum(n.name == "hidden_tap_store" for n in target.nodes()) == len(asked)
         assert len(nodes) == len(without) + len(asked)
         assert embeddings(target) is None
         for row in np.flatnonzero(marks(37) == 0):
@@ -228,12 +223,10 @@ def test_a_tap_that_is_off_leaves_nothing(model: Model, n: int) -> None:
         rows_on = target.hidden_rows().copy()
         for _ in range(2):
             target.set_tap(False)
-            assert not target.library.lib.llama_get_need_embd_pre_norm(target.handle)
             assert decoded(target, tokens, last) == (wanted, logits)
             with pytest.raises(UsageError, match="no such rows"):
                 target.hidden_rows()
             target.set_tap(True)
-            assert target.library.lib.llama_get_need_embd_pre_norm(target.handle)
             assert decoded(target, tokens, last) == (on, logits)
             assert target.hidden_rows().tobytes() == rows_on.tobytes()
 
