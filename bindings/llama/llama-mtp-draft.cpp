@@ -44,6 +44,9 @@ void llama_context::mtp_select_shape(llama_graph_shape shape) {
             // and it may have been reserved without snapshots, three nodes each
             mtp_max_nodes = 2*ggml_graph_n_nodes(gf_res_reserve->get_gf()) + model.n_tensors() + 3*model.hparams.n_layer()*cparams.n_rs_seq;
             mtp_lent      = backend_buf_exp_size;
+            for (size_t i = 0; i < mtp_lent.size(); ++i) {
+                mtp_lent[i] -= ggml_backend_sched_get_inputs_size(sched.get(), backend_ptrs[i]);
+            }
         }
         // nodes of the trunk and as many tensors that are none; the block's, with adapters, come once for each step
         size_t n_step = 128;
@@ -109,8 +112,9 @@ bool llama_context::mtp_reserve(uint32_t n_seqs, uint32_t n_steps) {
         ok = ok && graph_reserve(n_tokens, n_seqs, n_tokens, request.chain > 0 ? block.get() : trunk.get(), no_alloc,
                 no_alloc ? sizes.data() : nullptr);
         for (size_t i = 0; i < sizes.size(); ++i) {
-            const bool borrowed = !cparams.pipeline_parallel && sizes[i] <= mtp_lent[i];
-            backend_buf_exp_size[i] += borrowed ? 0 : sizes[i];
+            const size_t inputs   = ggml_backend_sched_get_inputs_size(sched.get(), backend_ptrs[i]);
+            const bool   borrowed = !cparams.pipeline_parallel && sizes[i] - inputs <= mtp_lent[i];
+            backend_buf_exp_size[i] += borrowed ? inputs : sizes[i];
         }
     };
     // on a device, where it gains something, a pass behind a chain, too; of several sequences these are more shapes than are kept

@@ -217,10 +217,12 @@ struct pyllama_interrupt {
 };
 PYLLAMA_API bool pyllama_abort_poll(void * interrupt);
 
-// The same for ggml_backend_rpc_set_abort_callback(), which is called while a thread waits for a worker: true gives the
-// worker up. It calls `poll` only within calls of this file, whose callers look for the exception that `poll` may leave.
-// period_us has no effect.
-PYLLAMA_API bool pyllama_wait_poll(void * interrupt);
+// Pass it to ggml_backend_rpc_set_abort_callback(), which calls it while a thread waits for a worker, with a `poll` as above
+// or NULL. Returns why the worker is given up. It calls `poll` only within calls of this file, whose callers look for the
+// exception that `poll` may leave.
+PYLLAMA_API const char * pyllama_wait_poll(const char * worker, int64_t silent_us, void * poll);
+// How long a worker may be silent from now on; 0: for ever.
+PYLLAMA_API void pyllama_limit_silence(const char * worker, uint32_t seconds);
 // After so many seconds, every thread gives up the worker that it waits for. Infinity: no thread does.
 PYLLAMA_API void pyllama_give_up_waiting(double seconds);
 

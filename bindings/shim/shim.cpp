@@ -10,9 +10,12 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <map>
+#include <mutex>
 #include <new>
 #include <regex>
 #include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -53,6 +56,10 @@ thread_local bool gave_up    = false;  // an assertion of ggml has failed in the
 thread_local int n_computing = 0;  // threads that the innermost one computes graphs with; 0: not known
 
 std::atomic<int64_t> give_up_at{INT64_MAX};  // see pyllama_give_up_waiting()
+
+// Never freed: a thread may wait for a worker while the process ends.
+auto & silence_mutex    = *new std::mutex;
+auto & silence_limits_s = *new std::map<std::string, uint32_t>;  // by worker; see pyllama_limit_silence()
 
 struct guard {
     guard()  { ++guards; n_computing = 0; gave_up = false; llama_mtp_get_failure(nullptr); }
@@ -576,12 +583,24 @@ bool pyllama_device_memory(ggml_backend_dev_t device, size_t * free, size_t * to
     }
 }
 
-bool pyllama_wait_poll(void * p) {
-    if (llama_time_us() >= give_up_at) {
-        return true;
+const char * pyllama_wait_poll(const char * worker, int64_t silent_us, void * p) {
+    const auto poll = reinterpret_cast<int (*)(void *)>(p);
+    if (llama_time_us() >= give_up_at || (poll && guards > 0 && poll(nullptr) != 0)) {
+        return "given up before it answered";
     }
-    const auto * interrupt = static_cast<const pyllama_interrupt *>(p);
-    return guards > 0 && interrupt->poll(interrupt->data) != 0;
+    const std::lock_guard<std::mutex> lock(silence_mutex);
+    const auto limit_s = silence_limits_s.find(worker);
+    if (limit_s == silence_limits_s.end() || limit_s->second == 0 || silent_us < int64_t(1e6)*limit_s->second) {
+        return nullptr;
+    }
+    thread_local char reason[64];
+    snprintf(reason, sizeof(reason), "no answer in %u s", limit_s->second);
+    return reason;
+}
+
+void pyllama_limit_silence(const char * worker, uint32_t seconds) {
+    const std::lock_guard<std::mutex> lock(silence_mutex);
+    silence_limits_s[worker] = seconds;
 }
 
 void pyllama_give_up_waiting(double seconds) {

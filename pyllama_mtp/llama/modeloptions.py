@@ -118,8 +118,8 @@ class ModelOptions:
         rpc_servers: spread the layers over these workers (``pyllama-mtp rpc-worker`` starts one),
             then over the GPUs of this machine; nothing is authenticated or encrypted: trusted
             networks only. "HOST:PORT" each; see :mod:`pyllama_mtp.llama.rpc`.
-        rpc_timeout: give a silent worker up after so many seconds, which must suffice for a batch;
-            0: never.
+        rpc_timeout: give a silent worker up after so many seconds, which must suffice for a batch,
+            and to send it a tensor; 0: never.
         split_mode: how several devices share the model: "layer": each has some layers; "row":
             matrices are split by rows, where a device can; "none": the main GPU has all.
         tensor_split: shares of the layers: of the workers in their order, then of this machine's

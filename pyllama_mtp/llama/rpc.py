@@ -42,8 +42,9 @@ HELLO = struct.pack("<BQ24x", 14, 24)
 ANSWER = struct.Struct("<Q3Bx24x")
 #: Seconds in which a worker must answer the first message.
 TIMEOUT_S = 5.0
-#: Seconds for which a worker may leave a message unanswered, or unread. It computes everything it
-#: was given before, perhaps a whole batch of a prompt, before it answers.
+#: Seconds for which a worker may leave a message unanswered, or unread, while somebody waits for
+#: it. It computes everything it was given before, perhaps a whole batch of a prompt, before it
+#: answers.
 SILENCE_S = 600
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
@@ -152,8 +153,8 @@ def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
     They are not registered with ggml, so models that do not name them do not use them.
 
     Args:
-        timeout: seconds of silence after which a worker is lost; 0: never. For all connections
-            made from now on.
+        timeout: seconds of silence after which one of these workers is lost; 0: never. For all
+            models that use them.
 
     Raises:
         UsageError: a worker cannot be used; see :func:`check`.
@@ -171,8 +172,8 @@ def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
     _hear_signals()
     address = _function("ggml_backend_rpc_add_server")
     add_server = ffi.cast("ggml_backend_reg_t (*)(const char *)", address)
-    ffi.cast("void (*)(uint32_t)", _function("ggml_backend_rpc_set_timeout"))(timeout)
     for worker in addresses:
+        lib.pyllama_limit_silence(worker.encode(), timeout)
         if not _in_use[worker]:
             check(worker)
     devices = []
@@ -202,15 +203,14 @@ def wait_for(devices: Sequence[Any]) -> None:
 @lru_cache(maxsize=1)
 def _hear_signals() -> None:
     """Run Python's signal handlers while a worker is waited for; an exception of theirs gives the
-    worker up in the end (see `native.PATIENCE_S`)."""
+    worker up in the end (see `native.PATIENCE_S`), as silence beyond its limit does."""
     library = native.load()
     ffi, lib = library.ffi, library.lib
-    signature = "void (*)(bool (*)(void *), void *)"
+    signature = "void (*)(const char * (*)(const char *, int64_t, void *), void *)"
     set_callback = ffi.cast(signature, _function("ggml_backend_rpc_set_abort_callback"))
-    interrupt = ffi.new("struct pyllama_interrupt *", {"poll": lib.pyllama_on_wait})
-    set_callback(lib.pyllama_wait_poll, interrupt)
-    # Not while the interpreter goes down; the handler also keeps `interrupt` alive.
-    atexit.register(lambda: (set_callback(ffi.NULL, ffi.NULL), interrupt))
+    set_callback(lib.pyllama_wait_poll, ffi.cast("void *", lib.pyllama_on_wait))
+    # While the interpreter goes down, there are limits on silence only.
+    atexit.register(set_callback, lib.pyllama_wait_poll, ffi.NULL)
 
 
 def give_up_waiting(after_s: float) -> None:

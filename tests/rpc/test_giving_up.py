@@ -134,17 +134,30 @@ def test_the_server_ends(demo_file: Path) -> None:
 
 def test_only_calls_that_raise_what_is_parked_are_interrupted() -> None:
     library = native.load()
-    interrupt = library.ffi.new("struct pyllama_interrupt *", {"poll": library.lib.pyllama_on_wait})
+    lib, poll = library.lib, library.ffi.cast("void *", library.lib.pyllama_on_wait)
     native.pending.interrupted = (0.0, 0.0)
     try:
         assert native.pyllama_on_wait(None) == 1
-        assert not library.lib.pyllama_wait_poll(interrupt)
+        assert not lib.pyllama_wait_poll(b"w", 0, poll)
         rpc.give_up_waiting(0.0)
-        assert library.lib.pyllama_wait_poll(interrupt)
+        assert lib.pyllama_wait_poll(b"w", 0, poll)
     finally:
         rpc.give_up_waiting(math.inf)
         native.pending.interrupted = ()
-    assert not library.lib.pyllama_wait_poll(interrupt)
+    assert not lib.pyllama_wait_poll(b"w", 0, poll)
+
+
+def test_each_worker_has_its_own_limit() -> None:
+    library = native.load()
+    for worker, seconds in ((b"1.1.1.1:1", 2), (b"1.1.1.1:2", 0)):
+        library.lib.pyllama_limit_silence(worker, seconds)
+
+    def reason(worker: bytes, silent_s: float) -> str:
+        found = library.lib.pyllama_wait_poll(worker, int(silent_s * 1e6), library.ffi.NULL)
+        return library.text(found) if found else ""
+
+    assert reason(b"1.1.1.1:1", 1.9) == reason(b"1.1.1.1:2", 1e6) == reason(b"1.1.1.1:3", 1e6) == ""
+    assert reason(b"1.1.1.1:1", 2.0) == "no answer in 2 s"
 
 
 @contextmanager
