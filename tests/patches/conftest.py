@@ -24,7 +24,7 @@ LIBRARY = "src/llama.cpp"
 
 
 class Queue(NamedTuple):
-    """A project's folder: pin, pinned tree, two patches, a source of ours; and places to work."""
+    """A project's folder: pin, pinned tree, two patches, sources of ours; and places to work."""
 
     root: Path
 
@@ -40,34 +40,36 @@ class Queue(NamedTuple):
 
     def command(self, name: str, *options: object) -> int:
         """Run a command on this queue; the exit code."""
-        where = {"edit": self.work, "export": self.work, "bump": self.work}.get(name)
-        words = [name, *options, "--patches", self.folder, "--tree", self.tree]
-        return patchqueue.main([*map(str, words), *(["--work", str(where)] if where else [])])
+        work = ["--work", self.work] if name in ("edit", "export", "bump") else []
+        words = [name, *options, *work, "--patches", self.folder, "--tree", self.tree]
+        return patchqueue.main([*map(str, words)])
 
-    def edit(self, message: str = "", name: str = LIBRARY, **replaced: str) -> None:
-        """Make the work tree; with a message, replace texts of a file, commit and export."""
-        if not self.work.exists():
-            git.edit(self.series, self.tree, self.work)
-        if message:
-            self.replace(name, **replaced)
-            git.must(self.work, "commit", "--quiet", "--all", "--message", message)
-            git.export(self.series, self.work)
-
-    def replace(self, name: str = LIBRARY, **replaced: str) -> None:
-        """Let functions of a file in the work tree return something else: f20="2020"."""
+    def replace(self, name: str = LIBRARY, **values: str) -> None:
+        """Let functions (or variables) of a file in the work tree have other values: f20="2020"."""
         text = (self.work / name).read_text()
-        for function, value in replaced.items():
-            text = re.sub(rf"(\b{function}\b.*) \d+;", rf"\1 {value};", text)
+        for what, value in values.items():
+            text = re.sub(rf"(\b{what}\b.*) \d+;", rf"\1 {value};", text)
         (self.work / name).write_text(text)
 
-    def release(self, changes: dict[str, str | None], name: str = "", **more: Any) -> Path:
+    def commit(self, message: str, name: str = LIBRARY, **values: str) -> None:
+        """Replace values in the work tree, commit and export them."""
+        self.work.exists() or git.edit(self.series, self.tree, self.work)
+        self.replace(name, **values)
+        git.must(self.work, "commit", "--quiet", "--all", "--message", message)
+        git.export(self.series, self.work)
+
+    def release(
+        self,
+        changes: dict[str, str | None],
+        requirement: str = "llama-cpp-python==9.9.9",
+        **more: Any,
+    ) -> Path:
         """The archive of a release whose files differ from the pinned ones; None removes a file."""
-        changed = fake_sdist.NEEDED | changes
-        files = {name: text for name, text in changed.items() if text is not None}
-        name = name or f"index/llama_cpp_python-{more.get('version', '9.9.9')}.tar.gz"
-        target = self.root / name
+        files = {k: v for k, v in (fake_sdist.NEEDED | changes).items() if v is not None}
+        package, _, version = requirement.partition("==")
+        target = self.root / f"index/{package.replace('-', '_')}-{version}.tar.gz"
         target.parent.mkdir(exist_ok=True)
-        return fake_sdist.make_sdist(target, files, **more)
+        return fake_sdist.make_sdist(target, files, package=package, version=version, **more)
 
     def bytes(self, *names: str) -> dict[str, bytes]:
         """Every file of what is named, or of all that a bump may change."""
@@ -83,17 +85,13 @@ def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pin = fake_sdist.make_pin(queue.root / PIN, archive)
     pin.write_text(pin.read_text().replace("\n", "\n# llama.cpp c0ffee (a date)\n", 1))
     fetch.ensure_tree(queue.tree, archive, pin)
-    for name in ("ggml-cpu/kernel.cpp", "ggml-cuda/kernel.cu", "llama/mtp.h"):
-        (queue.root / "bindings" / name).parent.mkdir(parents=True)
-        (queue.root / "bindings" / name).write_text("int ours;\n")
     queue.folder.mkdir()
     (queue.folder / "series").write_text("")
-    queue.edit("ggml: fix two", "ggml/src/ggml.c", two="22")
-    queue.edit("llama : return more\n\nProblem: none.\n", f20="2020")
+    queue.commit("ggml: fix two", "ggml/src/ggml.c", two="22")
     series = queue.folder / "series"
-    series.write_text(series.read_text().replace("two.patch patched", "two.patch both"))
-    table = [f"| `{path.name}` |\n" for path in queue.series.patches]
-    (queue.folder / "README.md").write_text("".join(table))
+    series.write_text(series.read_text().replace(".patch patched", ".patch both"))
+    queue.commit("llama : return more\n\nProblem: none.\n", f20="2020")
+    (queue.folder / "README.md").write_text("".join(f"`{name}`" for name in queue.series.files()))
     shutil.rmtree(queue.work)
     return queue.root
 
@@ -101,12 +99,11 @@ def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def queue(_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     """A queue of the test's own: patch 1 for both variants, patch 2 for one."""
-    shutil.copytree(_template, tmp_path / "project")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, value in {"CONFIG_FILE": "/dev/null", "NO_INDEX": "1"}.items():
-        monkeypatch.setenv(f"PIP_{name}", value)
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "project/index"))
-    return Queue(tmp_path / "project")
+    root = shutil.copytree(_template, tmp_path / "project")
+    for name, value in {"XDG_CACHE_HOME": tmp_path / "cache", "PIP_CONFIG_FILE": "/dev/null",
+                        "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": root / "index"}.items():  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    return Queue(root)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from pq import apply, git
 
-PATCH_1, PATCH_2 = "0001-ggml-fix-two.patch", "0002-llama-return-more.patch"
-LIBRARY = "src/llama.cpp"
+PATCH_2, LIBRARY = "0002-llama-return-more.patch", "src/llama.cpp"
 
 
 def files(queue, folder: str) -> dict[str, bytes]:
@@ -32,15 +31,14 @@ def test_variants_leave_the_pristine_tree_alone_and_keep_modes(queue):
     assert files(queue, "tree") == pristine
 
 
-def test_only_files_whose_content_changes_are_written(queue, capsys):
+def test_only_files_whose_content_changes_are_written(queue):
     queue.command("apply", "--dest", queue.copy)
     for variant, written in (("patched", set()), ("upstream", {"llama.cpp"})):
         for path in [*queue.copy.rglob("*"), *queue.tree.rglob("*")]:
             os.utime(path, (1, 1))
         queue.command("apply", "--dest", queue.copy, "--variant", variant)
-        new = {p.name for p in queue.copy.rglob("*.*") if p.is_file() and p.stat().st_mtime > 1}
+        new = {p.name for p in queue.copy.rglob("*.*") if p.stat().st_mtime > 1}
         assert new - {apply.MARK} == written
-        assert f"{len(written)} files written, 0 removed" in capsys.readouterr().out
 
 
 def test_a_damaged_or_interrupted_copy_is_completed(queue, monkeypatch, capsys):
@@ -56,19 +54,18 @@ def test_a_damaged_or_interrupted_copy_is_completed(queue, monkeypatch, capsys):
     (queue.copy / "CMakeLists.txt").write_text("")
     (queue.copy / "src/extra.cpp").write_text("")
     (queue.copy / "LICENSE").unlink()
-    assert queue.command("apply", "--dest", queue.copy) == 0
-    assert queue.command("apply", "--dest", queue.root / "good") == 0
+    for dest in ("copy", "good"):
+        assert queue.command("apply", "--dest", queue.root / dest) == 0
     assert files(queue, "copy") == files(queue, "good")
 
 
 def test_settings_and_repositories_around_do_not_matter(queue, monkeypatch):
     """Builds happen below repositories that ignore the build folder, or have settings."""
-    outer = queue.root / "outer"
+    outer, settings = queue.root / "outer", queue.root / "gitconfig"
     outer.mkdir()
     git.must(outer, "init", "--quiet")
     (outer / ".gitignore").write_text("build/\n")
     (outer / ".gitattributes").write_text("* text eol=crlf\n")
-    settings = queue.root / "gitconfig"
     settings.write_text("[core]\n autocrlf = true\n[apply]\n whitespace = error-all\n")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
     monkeypatch.setenv("GIT_DIR", str(outer / ".git"))
@@ -78,19 +75,18 @@ def test_settings_and_repositories_around_do_not_matter(queue, monkeypatch):
     assert b"return 2020;" in text and b"\r" not in text
 
 
-@pytest.mark.parametrize(
-    ("case", "problem"),
-    [
-        ("a patch", rf"{PATCH_2} does not apply:\n.*{LIBRARY}:18\n.*next:\n.* edit --work"),
-        ("no git", "git was not found\nnext:\n  install git"),
-        ("foreign", "is not a patched copy made here\nnext:"),
-        ("inside", "must be apart\nnext:"),
-        ("around", "must be apart\nnext:"),
-        ("no tree", "is not the pin's llama.cpp\nnext:\n  python vendor/fetch.py"),
-        ("half a tree", "is not the pin's llama.cpp\nnext:\n  python vendor/fetch.py"),
-    ],
-)
-def test_refusals_change_nothing(queue, case, problem, monkeypatch, capsys):
+CASES = {
+    "a patch": rf"{PATCH_2} does not apply:\n.*{LIBRARY}:18\n.*next:\n.* edit --work",
+    "no git": "git was not found\nnext:\n  install git",
+    "foreign": "is not a patched copy made here\nnext:",
+    "inside": "must be apart\nnext:",
+    "around": "must be apart\nnext:",
+    "half a tree": "is not the pin's llama.cpp\nnext:\n  python vendor/fetch.py",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refusals_change_nothing(queue, case, monkeypatch, capsys):
     dest = {"inside": queue.tree / "build", "around": queue.root}.get(case, queue.copy)
     queue.command("apply", "--dest", queue.copy)
     if case == "a patch":
@@ -100,11 +96,9 @@ def test_refusals_change_nothing(queue, case, problem, monkeypatch, capsys):
         monkeypatch.setenv("PATH", "/nowhere")
     elif case == "foreign":
         (queue.copy / apply.MARK).rename(queue.copy / "thesis.tex")
-    elif case == "no tree":
-        shutil.rmtree(queue.tree)
     elif case == "half a tree":
         (queue.tree / "LICENSE").unlink()
     before = queue.bytes("copy", "patches")
-    assert queue.command("apply", "--dest", dest, "--variant", "patched") == 2
-    assert re.search(problem, capsys.readouterr().err, re.S)
+    assert queue.command("apply", "--dest", dest) == 2
+    assert re.search(CASES[case], capsys.readouterr().err, re.S)
     assert queue.bytes("copy", "patches") == before
