@@ -38,7 +38,7 @@ COMMANDS = {
     "export": ("write the patches from the repository that edit made", WORK,
                lambda queue, a: export(queue, a.work.resolve())),
     "stamp": ("print the sha256 of a variant's patches and sources", VARIANT,
-              lambda queue, a: queue.stamp(a.variant)),
+              lambda queue, a: print(queue.stamp(a.variant))),
     "latest": ("try the series on a release (default: the newest), patch by patch", VERSION,
                ARCHIVE, lambda queue, a: latest(queue, a.tree, a.version, a.archive)),
     "bump": ("move the pin to another release: rebase the queue onto it", ARCHIVE,
@@ -63,13 +63,10 @@ def main(argv: list[str] | None = None) -> int:
     which.add_argument("--continue", action="store_true", help="a conflict is mended")
     args = parser.parse_args(argv)
     try:
-        done = args.function(read_series(args.patches), args)
+        return args.function(read_series(args.patches), args) or 0
     except (PatchError, FetchError, OSError) as error:
         print(f"patches: {error}", file=sys.stderr)
         return 2
-    if isinstance(done, str):
-        print(done)
-    return 0 if isinstance(done, str) else done
 
 
 if __name__ == "__main__":

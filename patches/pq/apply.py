@@ -18,11 +18,8 @@ from .series import PatchError, Series, pristine, touched
 MARK = ".pyllama-mtp-patched.json"  # is in a copy made here, also in one that was interrupted
 
 
-def apply_series(series: Series, source: Path, dest: Path, variant: str) -> str:
-    """Make `dest` the tree in `source` plus the variant's patches; says what that took.
-
-    Raises PatchError when a patch does not apply; `dest` is then as it was.
-    """
+def apply_series(series: Series, source: Path, dest: Path, variant: str) -> None:
+    """Make `dest` the pinned tree plus a variant's patches; unchanged if one does not apply."""
     commit, patches = pristine(source).commit[:12], series.of(variant)
     source, dest = source.resolve(), dest.resolve()
     if dest == source or source in dest.parents or dest in source.parents:
@@ -40,8 +37,8 @@ def apply_series(series: Series, source: Path, dest: Path, variant: str) -> str:
     surplus = [path for name, path in files_below(dest) if name not in {*wanted, MARK}]
     for path in surplus:
         path.unlink()
-    done = f"{written} files written, {len(surplus)} removed"
-    return f"{variant}: llama.cpp {commit} + {len(patches)} patches: {done}"
+    print(f"{variant}: llama.cpp {commit} + {len(patches)} patches: ", end="")
+    print(f"{written} files written, {len(surplus)} removed")
 
 
 def stage(patches: list[Path], source: Path, staging: Path) -> None:
@@ -53,9 +50,8 @@ def stage(patches: list[Path], source: Path, staging: Path) -> None:
     for path in patches:
         result = git.run(staging, "apply", "--whitespace=nowarn", str(path))
         if result.returncode != 0:
-            raise PatchError(f"{path.name} does not apply:\n{result.stdout}next:\n"
-                             "  python vendor/fetch.py --check   # is the tree the pinned one?\n"
-                             f"  {git.QUEUE} edit --work WORK   # stops at this patch")  # fmt: skip
+            raise PatchError(f"{path.name} does not apply:\n{result.stdout}next:\n{git.EDIT}\n"
+                             "  python vendor/fetch.py --check   # when none does")  # fmt: skip
 
 
 def _write_if_changed(origin: Path, target: Path) -> bool:

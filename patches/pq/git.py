@@ -26,6 +26,7 @@ FORMAT = ("--zero-commit", "--full-index", "--no-signature", "--no-stat", "--no-
           "--no-renames", "--quiet", "--output-directory")  # fmt: skip
 FIXED_DATE = b"Date: Thu, 1 Oct 2026 00:00:00 +0000"
 QUEUE = "python patches/patchqueue.py"
+EDIT = f"  {QUEUE} edit --work WORK     # stops where one does not apply"
 MEND = """next:
   cd {work}; git am --show-current-patch=diff     # what it wanted
   mend the files; git add -A; git am --continue   # or, when it is not needed: --skip"""
@@ -49,27 +50,27 @@ def must(folder: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def edit(series: Series, source: Path, work: Path) -> str:
+def edit(series: Series, source: Path, work: Path) -> None:
     """Make `work` a repository: the pristine tree (tag ``upstream``), one commit per patch."""
     export_it = f"  {QUEUE} export --work {work}"
+    build(series, source, work, f"{MEND.format(work=work)}\n{export_it}")
+    print(f"{work}: llama.cpp and {len(series.patches)} patches\nnext:")
+    print(f"  cd {work}; change files; git commit, git rebase -i upstream\n{export_it}")
+
+
+def build(series: Series, source: Path, work: Path, todo: str = f"next:\n{EDIT}") -> None:
+    """Do what edit does; `todo` says how to go on where a patch does not apply."""
     if work.exists() and any(work.iterdir()):
-        raise PatchError(f"{work} is not empty\nnext:\n{export_it}   # when it holds your edits\n"
-                         f"  rm -rf {work}   # when it does not, or to give a bump up")  # fmt: skip
-    if stopped := build(series, source, work):
-        raise PatchError(f"{stopped}\n{MEND.format(work=work)}\n{export_it}")
-    done = f"{work}: llama.cpp and {len(series.patches)} patches\nnext:"
-    return f"{done}\n  cd {work}; change files; git commit, git rebase -i upstream\n{export_it}"
-
-
-def build(series: Series, source: Path, work: Path) -> str:
-    """Do what edit does; what stopped it, or nothing."""
+        raise PatchError(f"{work} is not empty\nnext:\n  export --work {work}, when it holds your "
+                         f"edits, or bump --continue; or rm -rf {work}, to give it up")  # fmt: skip
     commit = pristine(source).commit
     work.mkdir(parents=True, exist_ok=True)
     must(work, "init", "--quiet", "--initial-branch=queue")
     with (work / ".git/config").open("a", encoding="utf-8") as config:
         config.write(SETTINGS)
     commit_tree(work, source, f"llama.cpp {commit}")
-    return replay(work, series.patches)
+    if stopped := replay(work, *map(str, series.patches)):
+        raise PatchError(f"{stopped}\n{todo}")
 
 
 def commit_tree(work: Path, tree: Path, message: str) -> None:
@@ -82,10 +83,9 @@ def commit_tree(work: Path, tree: Path, message: str) -> None:
     must(work, "tag", "--force", "upstream")
 
 
-def replay(work: Path, patches: list[Path] | None = None) -> str:
-    """Commit patches, or go on with that; says which one does not apply, where git am stopped."""
-    step = ["--continue"] if patches is None else [*map(str, patches)]
-    if not step or (result := run(work, *AM, *step)).returncode == 0:
+def replay(work: Path, *what: str) -> str:
+    """Run git am on patches, or with an option; says which one does not apply, where it stopped."""
+    if not what or (result := run(work, *AM, *what)).returncode == 0:
         return ""
     failed = re.findall(r"^Patch failed at (.*)", result.stdout, re.M) or [result.stdout]
     return "\n  ".join([f"{failed[0]} does not apply:", *conflicts(work, result.stdout)])
@@ -98,11 +98,6 @@ def conflicts(work: Path, output: str = "") -> list[str]:
     return [*re.findall(r"^(?:CONFLICT|error: patch failed).*", output, re.M), *markers[::4]]
 
 
-def under_way(work: Path) -> bool:
-    """Whether a ``git am`` or a rebase has stopped in `work`."""
-    return any((work / ".git" / name).exists() for name in ("rebase-apply", "rebase-merge"))
-
-
 def format_patches(work: Path, commits: str = "upstream") -> dict[str, bytes]:
     """The commits after ``upstream`` as mailbox patches, by name; the same bytes at any time."""
     with tempfile.TemporaryDirectory() as folder:
@@ -111,34 +106,31 @@ def format_patches(work: Path, commits: str = "upstream") -> dict[str, bytes]:
     return {n: re.sub(rb"^Date: .*", FIXED_DATE, d, count=1, flags=re.M) for n, d in files.items()}
 
 
-def export(series: Series, work: Path) -> str:
+def export(series: Series, work: Path) -> None:
     """Replace the queue's patches by the commits of `work`; reports file by file."""
-    if under_way(work):
+    if any((work / ".git").glob("rebase-*")):
         raise PatchError(f"a git am or rebase is under way in {work}\nnext:\n  finish it there")
     if must(work, "status", "--porcelain"):
         raise PatchError(f"{work} has changes that are not committed\nnext:\n  git commit them")
-    old, new, report = series.files(), format_patches(work), []
+    old, new = series.files(), format_patches(work)
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
             (series.folder / name).unlink()
-            report.append(f"removed {name}")
+            print(f"removed {name}")
         elif old.get(name) != new[name]:
             (series.folder / name).write_bytes(new[name])
-            report.append(f"{'changed' if name in old else 'added'} {name}")
+            print(f"{'changed' if name in old else 'added'} {name}")
     both = {path.name[5:] for path in series.of("upstream")}  # the number before it may change
     lines = [f"{name} {'both' if name[5:] in both else 'patched'}\n" for name in new]
     (series.folder / "series").write_text(HEADER + "".join(lines), encoding="utf-8")
-    report.append(f"{len(new)} patches exported; the README table is yours to keep up")
-    return "\n".join(report)
+    print(f"{len(new)} patches exported; the README table is yours to keep up")
 
 
-def check(series: Series, source: Path, stat: bool = False) -> str:
+def check(series: Series, source: Path, stat: bool = False) -> None:
     """Prove that the series applies to the pin, exports to the same bytes and keeps its rules;
     with `stat`, print the lines changed in each file of upstream, and those of our sources."""
-    todo = f"next:\n  {QUEUE} edit --work WORK; mend; {QUEUE} export --work WORK"
     with tempfile.TemporaryDirectory() as temporary:
-        if stopped := build(series, source, work := Path(temporary)):
-            raise PatchError(f"{stopped}\n{todo}")
+        build(series, source, work := Path(temporary))
         old, new = series.files(), format_patches(work)
         if stat:
             print(must(work, "diff", "--numstat", "--shortstat", "upstream"), end="")
@@ -147,6 +139,7 @@ def check(series: Series, source: Path, stat: bool = False) -> str:
                 print(f" {len(sizes)} files of ours in bindings/{folder}, {sum(sizes)} lines")
     odd = [f"{n} exports to other bytes or names" for n in old if new.get(n) != old[n]]
     if problems := "\n  ".join(sorted(odd + series.problems())):
+        todo = f"next:\n{EDIT}\n  {QUEUE} export --work WORK"
         raise PatchError(f"the queue breaks its rules:\n  {problems}\n{todo}")
     commit = pristine(source).commit[:12]
-    return f"{len(old)} patches apply to llama.cpp {commit} and export to the same bytes"
+    print(f"{len(old)} patches apply to llama.cpp {commit} and export to the same bytes")

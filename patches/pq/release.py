@@ -42,19 +42,16 @@ def latest(series: Series, source: Path, version: str | None, archive: Path | No
 
 
 def both_trees(series: Series, source: Path, release: Tree, work: Path) -> list[str]:
-    """Make `work` the repository that the module describes, with the release checked out; returns
-    the commits of the patches over the pinned tree."""
-    git.edit(series, source, work)
+    """Make `work` the repository that the module describes; the commits of the patches."""
+    git.build(series, source, work)
     git.must(work, "checkout", "--quiet", "--detach", "upstream")
     git.commit_tree(work, release.path, release.requirement)
     return git.must(work, "rev-list", "--reverse", "upstream~..queue").split()
 
 
 def _fits(work: Path, patch: Path, commit: str) -> bool:
-    """Commit one patch over the release and the patches before it; print whether it fits, and how.
-
-    Where it conflicts its own side is taken: the report on a later patch says what that one needs.
-    """
+    """Commit one patch over those before it, and print whether it fits, and how. Where it conflicts
+    its own side is taken, so that the report on a later one says what that one needs."""
     fits, how = True, "applies"
     result = git.run(work, *git.AM, str(patch))
     if result.returncode != 0:
@@ -74,7 +71,7 @@ def _fits(work: Path, patch: Path, commit: str) -> bool:
 def bump(series: Series, source: Path, work: Path, wanted: str | None, archive: Path | None) -> int:
     """Replay the queue on the release `wanted`, or (None) go on with that; 0 when queue, pin and
     tree have been moved, 1 at a conflict to mend."""
-    state, going_on = work / ".git/pyllama-bump", wanted or git.under_way(work)
+    state, step = work / ".git/pyllama-bump", [*map(str, series.patches)]
     if wanted:
         archive = _start(series, source, work, wanted, archive)
     elif not state.is_file():
@@ -83,25 +80,25 @@ def bump(series: Series, source: Path, work: Path, wanted: str | None, archive: 
         raise PatchError(f"conflict markers are left: {', '.join(left)}\nnext:\n  mend them")
     else:
         archive = Path(state.read_text(encoding="utf-8"))
+        step = ["--continue"] * any((work / ".git").glob("rebase-*"))
     if series.files() != git.format_patches(work, "upstream~..queue"):
         raise PatchError(f"{series.folder} has other patches than those that are moved\nnext:\n"
                          f"  {git.QUEUE} check, or rm -rf {work}, and bump again")  # fmt: skip
     state.write_text(str(archive), encoding="utf-8")
     git.must(work, "add", "--all")
-    if going_on and (stopped := git.replay(work, series.patches if wanted else None)):
-        print(
-            f"{stopped}\n{git.MEND.format(work=work)}\n  {git.QUEUE} bump --continue --work {work}"
-        )
+    if stopped := git.replay(work, *step):
+        print(f"{stopped}\n{git.MEND.format(work=work)}")
+        print(f"  {git.QUEUE} bump --continue --work {work}")
         return 1
     pin, pinned = pin_of(archive), source.parent / PIN
     tree, text = unpack(archive, source, pin), pinned.read_text(encoding="utf-8")
     text = re.sub(r"^# llama\.cpp .*", f"# llama.cpp {tree.commit} ({tree.date})", text, flags=re.M)
     text = re.sub(r"^\S+==.*", f"{pin.requirement} --hash=sha256:{pin.sha256}", text, flags=re.M)
     pinned.write_text(text, encoding="utf-8")
-    print(git.export(series, work))
+    git.export(series, work)
     state.unlink()
     print(f"pinned: {pin.requirement}, llama.cpp {tree.commit}")
-    print(git.check(read_series(series.folder), source))
+    git.check(read_series(series.folder), source)
     return 0
 
 
@@ -128,12 +125,9 @@ def pin_of(archive: Path) -> Pin:
 
 
 def age(tree: Tree) -> tuple[list[int], str]:
-    """Orders trees: by llama.cpp's version, then ggml's, then the date of the archive.
-
-    The build's number would say it alone, but llama-cpp-python does not have it.
-    """
-    files = [tree.path / name for name in ("CMakeLists.txt", "ggml/CMakeLists.txt")]
-    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    """Orders trees: by llama.cpp's version, then ggml's, then the date of the archive."""
+    names = ("CMakeLists.txt", "ggml/CMakeLists.txt")
+    text = "\n".join((tree.path / name).read_text(encoding="utf-8") for name in names)
     pattern = r"^set\((?:LLAMA|GGML)_VERSION_(?:MAJOR|MINOR|PATCH) +(\d+)\)"
     return [int(number) for number in re.findall(pattern, text, re.M)], tree.date
 

@@ -19,10 +19,7 @@ from . import PATCHES
 
 PIN = "llama-cpp.pin"  # beside the pristine tree
 VARIANTS = ("upstream", "patched")
-HEADER = (
-    "# Patches in the order of application, and the variants that get them:\n"
-    "# both = upstream and patched, patched = patched only. Written by patchqueue.py export.\n"
-)
+HEADER = "# Patches in order; both = upstream and patched. Written by patchqueue.py export.\n"
 #: Folders of our own C++ under bindings/, which the patched variant is compiled from as well.
 SOURCES = ("ggml-cpu", "ggml-cuda", "llama")
 #: The most lines of one patch, and of all of them, with their messages.
@@ -66,7 +63,7 @@ class Series(NamedTuple):
         table, found, total = (self.folder / "README.md").read_text(encoding="utf-8"), [], 0
         for name, data in self.files().items():
             total += (lines := data.count(b"\n"))
-            if re.search(rb"^new file mode ", data, re.M):
+            if b"\nnew file mode " in data:
                 found.append(f"{name} adds a file: put sources of ours in a folder of bindings/")
             if lines > LINES_OF_ONE:
                 found.append(f"{name} has {lines} lines, more than {LINES_OF_ONE}")

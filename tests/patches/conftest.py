@@ -53,20 +53,17 @@ class Queue(NamedTuple):
 
     def commit(self, message: str, name: str = LIBRARY, **values: str) -> None:
         """Replace values in the work tree, commit and export them."""
-        self.work.exists() or git.edit(self.series, self.tree, self.work)
+        self.work.exists() or git.build(self.series, self.tree, self.work)
         self.replace(name, **values)
         git.must(self.work, "commit", "--quiet", "--all", "--message", message)
         git.export(self.series, self.work)
 
     def release(
-        self,
-        changes: dict[str, str | None],
-        requirement: str = "llama-cpp-python==9.9.9",
-        **more: Any,
+        self, changes: dict[str, str | None], wanted: str = "llama-cpp-python==9.9.9", **more: Any
     ) -> Path:
         """The archive of a release whose files differ from the pinned ones; None removes a file."""
         files = {k: v for k, v in (fake_sdist.NEEDED | changes).items() if v is not None}
-        package, _, version = requirement.partition("==")
+        package, _, version = wanted.partition("==")
         target = self.root / f"index/{package.replace('-', '_')}-{version}.tar.gz"
         target.parent.mkdir(exist_ok=True)
         return fake_sdist.make_sdist(target, files, package=package, version=version, **more)
