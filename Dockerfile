@@ -1,7 +1,7 @@
 # The server, in an image for every CPU:
 #   docker build -t pyllama-mtp . && docker run -p 8080:8080 -v /models:/models pyllama-mtp -m /models/model.gguf
 FROM python:3.12-slim-bookworm AS build
-RUN apt-get update && apt-get install -y --no-install-recommends g++
+RUN apt-get update && apt-get install -y --no-install-recommends g++ git
 COPY . /source
 RUN pip wheel -w /wheels '/source[serve,hub]' -C cmake.define.PYLLAMA_CPU_ALL=ON
 

@@ -69,17 +69,17 @@ def read_pin(path: Path) -> Pin:
     return Pin(*match.groups(), path)
 
 
-def named(release: str, package: str) -> tuple[str, str]:
-    """Package and version of "xllamacpp==1.2.3", or of "1.2.3", a release of `package`."""
-    given, _, version = release.rpartition("==")
-    if given and given not in PACKAGES:
+def named(release: str, pinned: str) -> str:
+    """The requirement of a release: "xllamacpp==1.2.3", or "1.2.3" of what `pinned` requires."""
+    package, _, version = release.rpartition("==")
+    if package and package not in PACKAGES:
         raise FetchError(
             "the release is of an unknown package",
             expected=f"VERSION, or PACKAGE==VERSION of {' or '.join(PACKAGES)}",
             found=release,
             todo="name another release, or teach vendor/sdist.py the package's layout",
         )
-    return given or package, version
+    return f"{package or pinned.partition('==')[0]}=={version}"
 
 
 def cache_dir() -> Path:
@@ -104,12 +104,14 @@ def download(pin: Pin, target: Path) -> Path:
 
 
 def download_release(requirement: str, folder: Path) -> Path:
-    """Let pip fetch the archive of any release, unverified (a package alone: its newest)."""
-    return _pip_download([requirement], requirement, folder / f"{requirement}.tar.gz")
+    """Let pip fetch the archive of any release to `folder`, unverified (a package alone: its
+    newest)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return _pip_download([requirement], requirement, folder)
 
 
 def _pip_download(arguments: list[str], requirement: str, target: Path) -> Path:
-    """Run pip and move the one archive it brings to `target`, in one rename.
+    """Run pip and move the one archive it brings to `target`, a file or a folder, in one rename.
 
     pip cannot fetch a source archive without asking its build backend for metadata, so it also
     installs what the archive asks for (xllamacpp: cython, setuptools, versioneer) into a throw-away
@@ -134,10 +136,9 @@ def _pip_download(arguments: list[str], requirement: str, target: Path) -> Path:
         archives = [*folder.glob("*.tar.gz")]
         if result.returncode != 0 or len(archives) != 1:
             raise _pip_error(result.stdout, requirement, target)
-        archives[0].replace(target)
+        return archives[0].replace(target / archives[0].name if target.is_dir() else target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return target
 
 
 def _pip_environment() -> dict[str, str]:

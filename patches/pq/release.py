@@ -1,144 +1,138 @@
-"""Try the series on another release of upstream, patch by patch, without touching pin or queue."""
+"""Another release of upstream: try the series on it patch by patch, or move the pin to it.
+
+Both happen in a repository with the pinned tree, the queue over it (branch ``queue``), and the
+release's tree as another commit over the pinned one (tag ``upstream``). A bump changes nothing
+outside of it until the last conflict is mended, so that giving up means to remove it.
+"""
 
 from __future__ import annotations
 
 import re
-import shutil
-import tarfile
 import tempfile
 from pathlib import Path
 
-from . import git, worktree
-from .apply import pristine
-from .conflicts import conflicts, take_the_patchs_side
-from .series import Patch, PatchError, Series
+from sdist import PACKAGES, Pin, cache_dir, download_release, named, sha256_of
+from tree import Tree, unpack
 
-# apply has put vendor/ on the module path
-from sdist import PACKAGES, Pin, download_release, named, sha256_of  # isort: skip
-from tree import Tree, unpack  # isort: skip
+from . import git
+from .series import PIN, PatchError, Series, pristine, read_series
 
 
 def latest(series: Series, source: Path, version: str | None, archive: Path | None) -> int:
     """Report how each patch fares on a release (default: the one of all packages whose llama.cpp is
-    the newest); 1 when any does not fit.
-
-    Each is applied to the release in a scratch repository, over those before it. Where one
-    conflicts its own side is taken, so that what is said of the later ones is what they need
-    themselves, and not that an earlier one is missing.
-    """
+    the newest); 1 when any does not fit."""
     pin = pristine(source)
     with tempfile.TemporaryDirectory(prefix="patchqueue-") as temporary:
         root = Path(temporary)
-        if version is None and archive is None:
-            found = [unpack_release(download_release(p, root), root) for p in PACKAGES]
-            release = max(found, key=age)
-        else:
-            found, package = [], pin.requirement.partition("==")[0]
-            wanted = "==".join(named(version, package)) if version else ""
-            release = unpack_release(archive or download_release(wanted, root), root)
-        for tree in found or [release]:
+        wanted = [named(version, pin.requirement)] if version else [*PACKAGES]
+        archives = [archive] if archive else [download_release(name, root) for name in wanted]
+        releases = [unpack(path, root / path.stem, pin_of(path)) for path in archives]
+        for tree in releases:
             print(f"{tree.requirement}, {called(tree)}, sha256 {tree.sha256}")
         print(f"pinned: {pin.requirement}, {called(pin)}")
-        if found and age(release) <= age(pin):
+        release = max(releases, key=age)
+        if len(releases) > 1 and age(release) <= age(pin):
             print("the pin is the newest tree of both packages")
             return 0
         print(f"tried: {release.requirement}")
-        work = root / "work"
-        two_trees(series, source, release.path, work)
-        commits = git.must(work, "rev-list", "--reverse", "pinned..queue").split()
-        pairs = zip(series.patches, commits, strict=True)
-        outcomes = [_try_patch(patch, commit, work) for patch, commit in pairs]
-    for patch, (fits, how) in zip(series.patches, outcomes, strict=True):
-        print(f"{'ok  ' if fits else 'FAIL'} {patch.name}: {how}")
-    failed = sum(not fits for fits, _ in outcomes)
-    print(f"{len(outcomes)} patches, {failed} to mend")
-    if failed:
-        print("each was tried over those before it, their conflicts decided for the patch")
-    return 1 if failed else 0
+        commits = both_trees(series, source, release, root / "work")
+        fits = [_fits(root / "work", *pair) for pair in zip(series.patches, commits, strict=True)]
+    print(f"{len(fits)} patches, {fits.count(False)} to mend")
+    return int(not all(fits))
+
+
+def both_trees(series: Series, source: Path, release: Tree, work: Path) -> list[str]:
+    """Make `work` the repository that the module describes; the commits of the patches."""
+    git.build(series, source, work)
+    git.must(work, "checkout", "--quiet", "--detach", "upstream")
+    git.commit_tree(work, release.path, release.requirement)
+    return git.must(work, "rev-list", "--reverse", "upstream~..queue").split()
+
+
+def _fits(work: Path, patch: Path, commit: str) -> bool:
+    """Commit one patch over those before it, and print whether it fits, and how. Where it conflicts
+    its own side is taken, so that the report on a later one says what that one needs."""
+    fits, how = True, "applies"
+    result = git.run(work, *git.AM, str(patch))
+    if result.returncode != 0:
+        fits, how = False, "; ".join(git.conflicts(work, result.stdout))
+        git.must(work, "am", "--skip")
+        git.run(work, "cherry-pick", "--no-commit", "--strategy-option=theirs", commit)
+        git.must(work, "add", "--all", "--force")
+        git.must(work, "commit", "--quiet", "--allow-empty", "--message", patch.name)
+    elif "Patch already applied" in result.stdout:
+        fits, how = False, "already in this release: drop it"
+    elif "3-way merge" in result.stdout:
+        how = "applies with a three-way merge"
+    print(f"{'ok  ' if fits else 'FAIL'} {patch.name}: {how}")
+    return fits
+
+
+def bump(series: Series, source: Path, work: Path, wanted: str | None, archive: Path | None) -> int:
+    """Replay the queue on the release `wanted`, or (None) go on with that; 0 when queue, pin and
+    tree have been moved, 1 at a conflict to mend."""
+    state, step = work / ".git/pyllama-bump", [*map(str, series.patches)]
+    if wanted:
+        archive = _start(series, source, work, wanted, archive)
+    elif not state.is_file():
+        raise PatchError(f"no bump is under way in {work}\nnext:\n  bump RELEASE")
+    elif left := git.conflicts(work):
+        raise PatchError(f"conflict markers are left: {', '.join(left)}\nnext:\n  mend them")
+    else:
+        archive = Path(state.read_text(encoding="utf-8"))
+        step = ["--continue"] * any((work / ".git").glob("rebase-*"))
+    if series.files() != git.format_patches(work, "upstream~..queue"):
+        raise PatchError(f"{series.folder} has other patches than those that are moved\nnext:\n"
+                         f"  {git.QUEUE} check, or rm -rf {work}, and bump again")  # fmt: skip
+    state.write_text(str(archive), encoding="utf-8")
+    git.must(work, "add", "--all")
+    if stopped := git.replay(work, *step):
+        print(f"{stopped}\n{git.MEND.format(work=work)}")
+        print(f"  {git.QUEUE} bump --continue --work {work}")
+        return 1
+    pin, pinned = pin_of(archive), source.parent / PIN
+    tree, text = unpack(archive, source, pin), pinned.read_text(encoding="utf-8")
+    text = re.sub(r"^# llama\.cpp .*", f"# llama.cpp {tree.commit} ({tree.date})", text, flags=re.M)
+    text = re.sub(r"^\S+==.*", f"{pin.requirement} --hash=sha256:{pin.sha256}", text, flags=re.M)
+    pinned.write_text(text, encoding="utf-8")
+    git.export(series, work)
+    state.unlink()
+    print(f"pinned: {pin.requirement}, llama.cpp {tree.commit}")
+    git.check(read_series(series.folder), source)
+    return 0
+
+
+def _start(series: Series, source: Path, work: Path, wanted: str, archive: Path | None) -> Path:
+    """Make the repository of a bump; returns the path of the release's archive."""
+    pin = pristine(source)
+    requirement = named(wanted, pin.requirement)
+    archive = (archive or download_release(requirement, cache_dir())).resolve()
+    if pin_of(archive).requirement != requirement:
+        raise PatchError(f"{archive} is not {requirement}\nnext:\n  name the release that it is")
+    with tempfile.TemporaryDirectory() as temporary:
+        release = unpack(archive, Path(temporary) / "tree", pin_of(archive))
+        both_trees(series, source, release, work)
+        print(f"{pin.requirement} -> {requirement}, {called(release)}")
+    return archive
+
+
+def pin_of(archive: Path) -> Pin:
+    """The pin of an archive, by its bytes and the name that pip gives it."""
+    name = re.fullmatch(r"(.+)-([^-]+)\.tar\.gz", archive.name)
+    if name is None or (package := name[1].replace("_", "-")) not in PACKAGES:
+        raise PatchError(f"{archive} has no name like {' or '.join(PACKAGES)}-VERSION.tar.gz")
+    return Pin(package, name[2], sha256_of(archive), archive)
 
 
 def age(tree: Tree) -> tuple[list[int], str]:
-    """Orders trees: by llama.cpp's version, then ggml's, then the date of the archive.
-
-    The build's number would say it alone, but llama-cpp-python does not have it.
-    """
-    texts = [
-        (tree.path / name).read_text("utf-8") for name in ("CMakeLists.txt", "ggml/CMakeLists.txt")
-    ]
+    """Orders trees: by llama.cpp's version, then ggml's, then the date of the archive."""
+    names = ("CMakeLists.txt", "ggml/CMakeLists.txt")
+    text = "\n".join((tree.path / name).read_text(encoding="utf-8") for name in names)
     pattern = r"^set\((?:LLAMA|GGML)_VERSION_(?:MAJOR|MINOR|PATCH) +(\d+)\)"
-    return [int(number) for number in re.findall(pattern, "\n".join(texts), re.M)], tree.date
+    return [int(number) for number in re.findall(pattern, text, re.M)], tree.date
 
 
 def called(tree: Tree) -> str:
     """How a tree is named in reports."""
     version = ".".join(map(str, age(tree)[0][:3]))
     return f"llama.cpp {tree.commit[:12]} ({version}, {tree.date})"
-
-
-def unpack_release(archive: Path, root: Path) -> Tree:
-    """Unpack a release's archive, which nothing verifies, below `root`."""
-    pin = Pin(*_release_of(archive), sha256_of(archive), archive)
-    return unpack(archive, root / pin.package, pin)
-
-
-def _release_of(archive: Path) -> tuple[str, str]:
-    """Package and version, by the name of the archive's top folder."""
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            first = tar.next()
-    except (tarfile.TarError, OSError) as error:
-        raise PatchError(f"{archive} is not a source archive: {error}") from error
-    top, _, version = (first.name if first else "").partition("/")[0].rpartition("-")
-    package = top.replace("_", "-")
-    if package not in PACKAGES:
-        raise PatchError(f"{archive} is no source archive of {' or '.join(PACKAGES)}")
-    return package, version
-
-
-def two_trees(series: Series, pinned: Path, release: Path, work: Path) -> None:
-    """Make `work` a repository with both trees: what a three-way merge of the patches needs.
-
-    Tag ``pinned`` and branch ``queue``: the pinned tree, and one commit per patch over it.
-    Tag ``upstream``: the other release's tree, as one commit over the pinned one.
-    """
-    hidden = shutil.ignore_patterns(".pyllama-*")
-    shutil.copytree(pinned, work, dirs_exist_ok=True, ignore=hidden)
-    git.new_repository(work, "the pinned release")
-    git.must(work, "tag", "pinned")
-    worktree.replay(series, work)
-    git.must(work, "checkout", "--quiet", "--detach", "pinned")
-    for entry in work.iterdir():
-        if entry.name != ".git":
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    shutil.copytree(release, work, dirs_exist_ok=True, ignore=hidden)
-    git.must(work, "add", "--all", "--force")
-    git.must(work, "commit", "--quiet", "--allow-empty", "--message", "the other release")
-    git.must(work, "tag", "--force", "upstream")
-
-
-def _try_patch(patch: Patch, commit: str, work: Path) -> tuple[bool, str]:
-    """Apply one patch to the scratch repository and commit it: whether it fits, and how."""
-    path = str(patch.path)
-    strict = git.run(work, "apply", "--index", "--verbose", "--whitespace=nowarn", path)
-    if strict.returncode == 0:
-        _commit(work, patch)
-        moved = re.findall(r"offset (-?\d+) lines?", strict.stdout)
-        return True, f"applies ({len(moved)} hunks moved)" if moved else "applies"
-    taken_over = False, "already in this release: drop it"
-    if git.run(work, "apply", "--check", "--reverse", path).returncode == 0:
-        return taken_over
-    if git.run(work, "cherry-pick", "--no-commit", commit).returncode == 0:
-        if git.run(work, "diff", "--cached", "--quiet").returncode == 0:
-            return taken_over
-        _commit(work, patch)
-        return True, "applies with a three-way merge: export it anew"
-    found = conflicts(work, commit)
-    if not found:
-        raise PatchError(f"{patch.name} cannot be tried:\n{strict.stdout}")
-    take_the_patchs_side(work)
-    _commit(work, patch)
-    return False, f"conflicts in {', '.join(found)}"
-
-
-def _commit(work: Path, patch: Patch) -> None:
-    git.must(work, "commit", "--quiet", "--allow-empty", "--message", patch.name)

@@ -1,4 +1,4 @@
-"""The series: which patches there are, in which order, and for which build variant.
+"""The series: which patches there are, for which build variant, and the rules that they keep.
 
 A line of ``series`` is a file name and ``both`` or ``patched``. ``both`` means that the patch goes
 into the `upstream` variant as well as into the `patched` one; such patches come first, so that the
@@ -9,115 +9,92 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-PATCHES = Path(__file__).resolve().parents[1]
+from sdist import read_pin
+from tree import Tree, read_tree
+
+from . import PATCHES
+
+PIN = "llama-cpp.pin"  # beside the pristine tree
 VARIANTS = ("upstream", "patched")
-MARKERS = ("both", "patched")
-#: Folders of our own C++ under bindings/.
-SOURCES = ("ggml-cpu", "llama")
-SERIES_HEADER = (
-    "# Patches in the order of application, and the variants that get them:\n"
-    "# both = upstream and patched, patched = patched only. Written by patchqueue.py export.\n"
-)
+HEADER = "# Patches in order; both = upstream and patched. Written by patchqueue.py export.\n"
+#: Folders of our own C++ under bindings/, which the patched variant is compiled from as well.
+SOURCES = ("ggml-cpu", "ggml-cuda", "llama")
+#: The most lines of one patch, and of all of them, with their messages.
+LINES_OF_ONE, LINES_OF_ALL = 400, 6500
 
 
 class PatchError(Exception):
     """A problem the maintainer can mend; the message ends with the next commands to type."""
 
 
-@dataclass(frozen=True)
-class Patch:
-    """One mailbox patch of the queue."""
-
-    name: str
-    marker: str
-    path: Path
-
-    @property
-    def data(self) -> bytes:
-        """The bytes of the patch file."""
-        return self.path.read_bytes()
-
-    @property
-    def topic(self) -> str:
-        """The name without its number, which survives renumbering."""
-        return re.sub(r"^\d+-", "", self.name)
-
-    def touched(self) -> list[str]:
-        """The files that the patch changes, adds or removes, relative to llama.cpp's root."""
-        found = re.findall(rb"^diff --git a/(\S+) b/(\S+)$", self.data, re.M)
-        return sorted({name.decode() for pair in found for name in pair})
-
-
-@dataclass(frozen=True)
-class Series:
-    """The queue in one folder."""
+class Series(NamedTuple):
+    """The queue in one folder: its patches in order, and how many of them are for both variants."""
 
     folder: Path
-    patches: tuple[Patch, ...]
+    patches: list[Path]
+    both: int
 
-    def of(self, variant: str) -> tuple[Patch, ...]:
+    def of(self, variant: str) -> list[Path]:
         """The patches that go into one build variant."""
-        return tuple(p for p in self.patches if variant == "patched" or p.marker == "both")
+        return self.patches[: None if variant == "patched" else self.both]
+
+    def files(self) -> dict[str, bytes]:
+        """The bytes of all patches, by name."""
+        return {path.name: path.read_bytes() for path in self.patches}
+
+    def sources(self, folder: str) -> list[Path]:
+        """Our C++ sources in one of SOURCES."""
+        return sorted((self.folder.parent / "bindings" / folder).glob("*.[ch]*"))
 
     def stamp(self, variant: str) -> str:
-        """sha256 over the names and bytes of the variant's patches, in order."""
+        """sha256 over the names and bytes of the variant's patches and sources, in order."""
         digest = hashlib.sha256()
-        for patch in self.of(variant):
-            data = patch.data
-            digest.update(f"{patch.name} {len(data)}\n".encode())
-            digest.update(data)
-        if variant == "patched":
-            for path in self.sources():
-                data = path.read_bytes()
-                digest.update(f"{path.name} {len(data)}\n".encode())
-                digest.update(data)
+        ours = [path for name in SOURCES for path in self.sources(name) if variant == "patched"]
+        for path in [*self.of(variant), *ours]:
+            data = path.read_bytes()
+            digest.update(f"{path.name} {len(data)}\n".encode() + data)
         return digest.hexdigest()
 
-    def sources(self) -> list[Path]:
-        """Our C++ sources, which the patched variant is compiled from beside the patched tree."""
-        bindings = self.folder.resolve().parent / "bindings"
-        found = [path for name in SOURCES for path in (bindings / name).glob("*.[ch]*")]
-        return sorted(found)
+    def problems(self) -> list[str]:
+        """The rules that are broken: change upstream's files only, be short, be in the README."""
+        table, found, total = (self.folder / "README.md").read_text(encoding="utf-8"), [], 0
+        for name, data in self.files().items():
+            total += (lines := data.count(b"\n"))
+            if b"\nnew file mode " in data:
+                found.append(f"{name} adds a file: put sources of ours in a folder of bindings/")
+            if lines > LINES_OF_ONE:
+                found.append(f"{name} has {lines} lines, more than {LINES_OF_ONE}")
+            if f"`{name}`" not in table:
+                found.append(f"{name} has no row in the table of README.md")
+        if total > LINES_OF_ALL:
+            found.append(f"all patches have {total} lines, more than {LINES_OF_ALL}")
+        return found
 
 
 def read_series(folder: Path = PATCHES) -> Series:
-    """Read and validate ``series``; every patch file must be listed, every listed file be there."""
-    try:
-        text = (folder / "series").read_text(encoding="utf-8")
-    except OSError as error:
-        raise PatchError(
-            f"the series cannot be read: {error}\nnext:\n  git restore patches"
-        ) from error
-    patches: list[Patch] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) != 2 or words[1] not in MARKERS:
-            raise _bad_line(number, line, "expected 'NAME.patch both' or 'NAME.patch patched'")
-        patch = Patch(words[0], words[1], folder / words[0])
-        if not patch.path.is_file():
-            raise _bad_line(number, line, f"no such file: {patch.path}")
-        if patch.marker == "both" and any(p.marker == "patched" for p in patches):
-            raise _bad_line(number, line, "patches for both variants come before the others")
-        patches.append(patch)
-    names = [p.name for p in patches]
-    if len(set(names)) != len(names):
-        raise PatchError("the series lists a patch twice\nnext:\n  edit patches/series")
-    unlisted = sorted({p.name for p in folder.glob("*.patch")} - set(names))
-    if unlisted:
-        raise PatchError(f"not in the series: {', '.join(unlisted)}\nnext:\n  edit patches/series")
-    return Series(folder, tuple(patches))
+    """Read ``series``: the patches of the folder in the order of their names, ``both`` first."""
+    text = (folder / "series").read_text(encoding="utf-8")
+    names = sorted(path.name for path in folder.glob("*.patch"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    both = sum(line.endswith(" both") for line in lines)
+    if lines != [f"{name} {'both' if n < both else 'patched'}" for n, name in enumerate(names)]:
+        rule = "the folder's patches in order, those with 'both' before those with 'patched'"
+        raise PatchError(f"{folder}/series must list {rule}\nnext:\n  edit it")
+    return Series(folder.resolve(), [folder.resolve() / name for name in names], both)
 
 
-def _bad_line(number: int, line: str, problem: str) -> PatchError:
-    return PatchError(f"series, line {number}: {line!r}: {problem}\nnext:\n  edit patches/series")
+def touched(patches: list[Path]) -> set[str]:
+    """The files that patches change, relative to llama.cpp's root."""
+    pattern = re.compile(rb"^diff --git a/(\S+) b/(\S+)$", re.M)
+    pairs = [pair for path in patches for pair in pattern.findall(path.read_bytes())]
+    return {name.decode() for pair in pairs for name in pair}
 
 
-def write_series(folder: Path, patches: list[tuple[str, str]]) -> None:
-    """Write ``series`` from (name, marker) pairs."""
-    lines = "".join(f"{name} {marker}\n" for name, marker in patches)
-    (folder / "series").write_text(SERIES_HEADER + lines, encoding="utf-8")
+def pristine(path: Path) -> Tree:
+    """The pinned tree at `path`, or an error that says how to get it."""
+    if tree := read_tree(path, read_pin(path.parent / PIN)):
+        return tree
+    raise PatchError(f"{path} is not the pin's llama.cpp\nnext:\n  python vendor/fetch.py")

@@ -1,100 +1,106 @@
-"""Make vendor/ and patches/ importable; a small pristine tree with a queue of its own."""
+"""Make vendor/ and patches/ importable; a small pinned tree with a queue of its own."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "vendor"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "vendor"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vendor"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "patches"))
 
 import fake_sdist
-import fetch
 import patchqueue
-from pq import git, worktree
-from pq.series import Series, read_series, write_series
+from pq import git
+from pq.series import PIN, Series, read_series
+
+import fetch  # of vendor/, which pq puts on the module path  # isort: skip
+
+LIBRARY = "src/llama.cpp"
 
 
-@dataclass(frozen=True)
-class Queue:
-    """A pristine tree, a folder with two patches over it, and a place for copies."""
+class Queue(NamedTuple):
+    """A project's folder: pin, pinned tree, two patches, sources of ours; and places to work."""
 
-    tree: Path
-    folder: Path
     root: Path
+
+    tree = property(lambda self: self.root / "tree")
+    folder = property(lambda self: self.root / "patches")
+    work = property(lambda self: self.root / "work")
+    copy = property(lambda self: self.root / "copy")
 
     @property
     def series(self) -> Series:
         """The queue as it is on disk now."""
         return read_series(self.folder)
 
-    @property
-    def work(self) -> Path:
-        """Where the queue is edited or rebased."""
-        return self.root / "work"
-
-    def edit(self) -> Path:
-        """A work tree of the queue."""
-        worktree.edit(self.series, self.tree, self.work)
-        return self.work
-
     def command(self, name: str, *options: object) -> int:
         """Run a command on this queue; the exit code."""
-        where = [] if name == "stamp" else ["--tree", str(self.tree)]
-        words = ["--patches", str(self.folder), name, *map(str, options), *where]
-        return patchqueue.main(words)
+        work = ["--work", self.work] if name in ("edit", "export", "bump") else []
+        words = [name, *options, *work, "--patches", self.folder, "--tree", self.tree]
+        return patchqueue.main([*map(str, words)])
+
+    def replace(self, name: str = LIBRARY, **values: str) -> None:
+        """Let functions (or variables) of a file in the work tree have other values: f20="2020"."""
+        text = (self.work / name).read_text()
+        for what, value in values.items():
+            text = re.sub(rf"(\b{what}\b.*) \d+;", rf"\1 {value};", text)
+        (self.work / name).write_text(text)
+
+    def commit(self, message: str, name: str = LIBRARY, **values: str) -> None:
+        """Replace values in the work tree, commit and export them."""
+        self.work.exists() or git.build(self.series, self.tree, self.work)
+        self.replace(name, **values)
+        git.must(self.work, "commit", "--quiet", "--all", "--message", message)
+        git.export(self.series, self.work)
 
     def release(
-        self, changes: dict[str, str | None], target: Path | None = None, **more: Any
+        self, changes: dict[str, str | None], wanted: str = "llama-cpp-python==9.9.9", **more: Any
     ) -> Path:
         """The archive of a release whose files differ from the pinned ones; None removes a file."""
-        changed = fake_sdist.NEEDED | changes
-        files = {name: text for name, text in changed.items() if text is not None}
-        return fake_sdist.make_sdist(target or self.root / "newer.tar.gz", files, **more)
+        files = {k: v for k, v in (fake_sdist.NEEDED | changes).items() if v is not None}
+        package, _, version = wanted.partition("==")
+        target = self.root / f"index/{package.replace('-', '_')}-{version}.tar.gz"
+        target.parent.mkdir(exist_ok=True)
+        return fake_sdist.make_sdist(target, files, package=package, version=version, **more)
 
-    @staticmethod
-    def commit(work: Path, message: str, files: dict[str, str]) -> None:
-        """Commit new contents of files in a work tree."""
-        for name, text in files.items():
-            (work / name).write_text(text)
-        git.must(work, "add", "--all")
-        git.must(work, "commit", "--quiet", "--message", message)
+    def bytes(self, *names: str) -> dict[str, bytes]:
+        """Every file of what is named, or of all that a bump may change."""
+        found = [self.root / name for name in names or ("patches", "tree", PIN)]
+        found += [path for folder in found for path in folder.rglob("*")]
+        return {str(p.relative_to(self.root)): p.read_bytes() for p in found if p.is_file()}
 
 
 @pytest.fixture(scope="session")
-def _queue_template(tmp_path_factory: pytest.TempPathFactory) -> Queue:
-    root = tmp_path_factory.mktemp("queue")
-    archive = fake_sdist.make_sdist(root / "a.tar.gz")
-    pin = fake_sdist.make_pin(root / "a.pin", archive)
-    fetch.ensure_tree(root / "tree", archive, pin)
-    (root / "patches").mkdir()
-    write_series(root / "patches", [])
-    queue = Queue(root / "tree", root / "patches", root)
-    work = queue.edit()
-    ggml = (work / "ggml/src/ggml.c").read_text()
-    queue.commit(work, "ggml: fix two", {"ggml/src/ggml.c": ggml.replace("two = 2", "two = 22")})
-    library = (work / "src/llama.cpp").read_text().replace("return 20", "return 2020")
-    files = {"src/llama.cpp": library, "src/mtp.cpp": "int mtp;\n"}
-    queue.commit(work, "llama : add a file\n\nProblem: none.\n", files)
-    worktree.export(queue.series, work)
-    names = [p.name for p in queue.series.patches]
-    write_series(queue.folder, [(names[0], "both"), (names[1], "patched")])
-    (queue.folder / "README.md").write_text("".join(f"| `{n}` |\n" for n in names))
-    return queue
+def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    queue = Queue(tmp_path_factory.mktemp("queue"))
+    archive = queue.release(fake_sdist.NOT_NEEDED)
+    pin = fake_sdist.make_pin(queue.root / PIN, archive)
+    pin.write_text(pin.read_text().replace("\n", "\n# llama.cpp c0ffee (a date)\n", 1))
+    fetch.ensure_tree(queue.tree, archive, pin)
+    queue.folder.mkdir()
+    (queue.folder / "series").write_text("")
+    queue.commit("ggml: fix two", "ggml/src/ggml.c", two="22")
+    series = queue.folder / "series"
+    series.write_text(series.read_text().replace(".patch patched", ".patch both"))
+    queue.commit("llama : return more\n\nProblem: none.\n", f20="2020")
+    (queue.folder / "README.md").write_text("".join(f"`{name}`" for name in queue.series.files()))
+    shutil.rmtree(queue.work)
+    return queue.root
 
 
 @pytest.fixture
-def queue(_queue_template: Queue, tmp_path: Path) -> Queue:
-    """A queue of the test's own: patch 1 for both variants, patch 2 (with a new file) for one."""
-    for name in ("tree", "patches"):
-        shutil.copytree(_queue_template.root / name, tmp_path / name)
-    return Queue(tmp_path / "tree", tmp_path / "patches", tmp_path)
+def queue(_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue of the test's own: patch 1 for both variants, patch 2 for one."""
+    root = shutil.copytree(_template, tmp_path / "project")
+    for name, value in {"XDG_CACHE_HOME": tmp_path / "cache", "PIP_CONFIG_FILE": "/dev/null",
+                        "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": root / "index"}.items():  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    return Queue(root)
 
 
 @pytest.fixture(scope="session")

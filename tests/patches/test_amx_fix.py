@@ -119,7 +119,7 @@ def copies(pinned_tree, tmp_path_factory) -> dict[str, Path]:
     """The patched files of the pinned tree, by variant."""
     root = tmp_path_factory.mktemp("copies")
     for variant in VARIANTS:
-        stage(read_series().of(variant), pinned_tree, root / variant, "")
+        stage(read_series().of(variant), pinned_tree, root / variant)
     return {variant: root / variant for variant in VARIANTS}
 
 

@@ -1,0 +1,169 @@
+"""Another release: latest says what each patch needs there; bump moves queue, pin and tree."""
+
+from __future__ import annotations
+
+import fake_sdist
+import fetch
+import pytest
+from pq import git
+from pq.series import PIN
+from sdist import read_pin, sha256_of
+
+from ..marks import usual
+
+PATCH_1, PATCH_2 = "0001-ggml-fix-two.patch", "0002-llama-return-more.patch"
+NEW, OTHER = "llama-cpp-python==10.0.0", "xllamacpp==2026.10.77"
+LIBRARY = "src/llama.cpp"
+TEXT = fake_sdist.NEEDED[LIBRARY]
+CONFLICT = TEXT.replace("return 20", "return 21")
+TAKEN = TEXT.replace("return 20", "return 2020")
+DROP_IT = "already in this release: drop it"
+CASES = {
+    "moved": ("// new\n" * 9 + TEXT, "applies\n"),
+    "near": (TEXT.replace("int f18()", "long f18()"), "applies with a three-way merge"),
+    "conflict": (CONFLICT, f"CONFLICT (content): Merge conflict in {LIBRARY}; {LIBRARY}:21\n"),
+    "gone": (None, f"CONFLICT (modify/delete): {LIBRARY} deleted in HEAD"),
+    "taken over": (TAKEN, DROP_IT),
+    "taken over and moved on": (TAKEN.replace("f18()", "f(18)"), DROP_IT),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_latest(queue, case, capsys):
+    """The third patch changes a line of the second, and would conflict without it."""
+    text, how = CASES[case]
+    queue.commit("third", f20="3030", f5="55", f38="3838")
+    archive, before = queue.release({LIBRARY: text}), queue.bytes()
+    fits = how.startswith("applies")
+    assert queue.command("latest", "--archive", archive) == (not fits)
+    output = capsys.readouterr().out
+    assert f"ok   {PATCH_1}: applies\n" in output
+    assert f"{'ok  ' if fits else 'FAIL'} {PATCH_2}: {how}" in output
+    assert "ok   0003-third.patch: applies" in output
+    assert f"3 patches, {int(not fits)} to mend" in output
+    assert queue.bytes() == before
+
+
+#: llama.cpp's version, ggml's, when the other package's archive was made: is it the newest tree?
+#: The pin is of 0.5.2, 0.25.3 and 2 October, and so is the newest release of its package.
+NEWEST = [
+    ((0, 10, 0), (0, 25, 3), 0, True),
+    ((0, 4, 9), (0, 26, 0), fake_sdist.MADE, False),
+    ((0, 5, 2), (0, 26, 0), 0, True),
+    ((0, 5, 2), (0, 25, 3), fake_sdist.MADE, True),
+    ((0, 5, 2), (0, 25, 3), 0, False),
+]
+
+
+@pytest.mark.parametrize(("llama", "ggml", "made", "newest"), usual(NEWEST[0], long=NEWEST[1:]))
+def test_latest_tries_the_newest_tree_of_both_packages(queue, llama, ggml, made, newest, capsys):
+    files = {"CMakeLists.txt": ("LLAMA", *llama), "ggml/CMakeLists.txt": ("GGML", *ggml)}
+    changes = {name: fake_sdist.versions(*what) for name, what in files.items()}
+    queue.release(changes, OTHER, made=made)
+    assert queue.command("latest") == 0
+    output = capsys.readouterr().out
+    assert f"{OTHER}, llama.cpp b77 ({'.'.join(map(str, llama))}, " in output
+    assert (f"\ntried: {OTHER}\nok   {PATCH_1}: applies\n" in output) == newest
+    assert output.endswith("the pin is the newest tree of both packages\n") != newest
+
+
+def assert_moved(queue, requirement: str, archive, about: str = "") -> None:
+    """Pin, tree and queue are the release's, and they agree with each other."""
+    pin = read_pin(queue.root / PIN)
+    assert fetch.check_tree(queue.tree, pin).requirement == requirement
+    about = about or f"{fake_sdist.COMMIT} (2026-10-02)"
+    line = f"{requirement} --hash=sha256:{sha256_of(archive)}"
+    assert pin.path.read_text() == f"# a comment\n# llama.cpp {about}\n{line}\n"
+    assert queue.command("check") == 0
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_release_that_everything_applies_to(queue, moved, capsys):
+    """Also where a file has another name there."""
+    changes = {LIBRARY: None, "src/core.cpp": TEXT} if moved else {LIBRARY: "// new\n" + TEXT}
+    archive = queue.release(changes, NEW)
+    assert queue.command("bump", "10.0.0", "--archive", archive) == 0
+    output = capsys.readouterr().out
+    assert f"llama-cpp-python==9.9.9 -> {NEW}, llama.cpp c0ffee" in output
+    assert f"changed {PATCH_2}" in output and f"changed {PATCH_1}" not in output
+    assert (b"src/core.cpp" in queue.series.files()[PATCH_2]) == moved
+    assert [path.name for path in queue.series.of("upstream")] == [PATCH_1]
+    assert_moved(queue, NEW, archive)
+
+
+@pytest.mark.parametrize("how", ["mended", "skipped"])
+def test_a_conflict_stops_it_and_continue_goes_on(queue, how, capsys):
+    archive, before = queue.release({LIBRARY: CONFLICT}, NEW), queue.bytes()
+    assert queue.command("bump", NEW, "--archive", archive) == 1
+    output = capsys.readouterr().out
+    assert "0002 llama : return more does not apply:\n  CONFLICT (content): Merge" in output
+    assert f"{LIBRARY}:21\n" in output and "bump --continue --work" in output
+    assert queue.command("bump", "--continue") == 2
+    assert f"conflict markers are left: {LIBRARY}:21" in capsys.readouterr().err
+    assert queue.bytes() == before
+    if how == "skipped":
+        git.must(queue.work, "am", "--skip")
+    else:
+        (queue.work / LIBRARY).write_text(TEXT.replace("return 20", "return 2121"))
+    assert queue.command("bump", "--continue") == 0
+    patches = b"".join(queue.series.files().values())
+    assert (b"return 21; }\n+int f20() { return 2121; }\n" in patches) == (how == "mended")
+    assert_moved(queue, NEW, archive)
+    assert queue.command("bump", "--continue") == 2
+    assert "no bump is under way" in capsys.readouterr().err
+
+
+def test_a_patch_that_upstream_took_over_is_dropped(queue, capsys):
+    text = "// fixed\n" + fake_sdist.NEEDED["ggml/src/ggml.c"].replace("two = 2", "two = 22")
+    archive = queue.release({"ggml/src/ggml.c": text}, NEW)
+    assert queue.command("bump", NEW, "--archive", archive) == 2
+    output, errors = capsys.readouterr()
+    assert f"removed {PATCH_1}" in output and f"pinned: {NEW}" in output
+    assert [path.name for path in queue.series.patches] == ["0001-llama-return-more.patch"]
+    assert queue.series.both == 0
+    assert "0001-llama-return-more.patch has no row in the table" in errors
+
+
+def test_to_the_other_package_through_pip(queue):
+    archive = queue.release({}, OTHER)
+    assert queue.command("latest", "--version", OTHER) == 0
+    assert queue.command("bump", OTHER) == 0
+    assert_moved(queue, OTHER, archive, "b77 (2026-10-10)")
+    archive.unlink()  # what was downloaded lies where builds look for it
+    assert fetch.verified_archive(read_pin(queue.root / PIN)).name == archive.name
+
+
+REFUSALS = {
+    "the queue changed": "has other patches than those that are moved",
+    "work in use": "is not empty",
+    "another release": "is not llama-cpp-python==10.0.1",
+    "another tree": "is not the pin's llama.cpp",
+    "no archive": "No such file or directory",
+    "a bad archive": "a damaged archive",
+    "a bad name": "has no name like",
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals_change_nothing(queue, case, capsys):
+    archive = queue.release({LIBRARY: CONFLICT}, NEW)
+    words = ["10.0.1" if case == "another release" else NEW, "--archive", archive]
+    if case == "the queue changed":
+        assert queue.command("bump", *words) == 1
+        (queue.work / LIBRARY).write_text(TAKEN)
+        (queue.folder / PATCH_2).write_text("mine\n")
+        words = ["--continue"]
+    elif case == "work in use":
+        assert queue.command("edit") == 0
+    elif case == "another tree":
+        (queue.tree / "LICENSE").unlink()
+    elif case == "no archive":
+        archive.unlink()
+    elif case == "a bad archive":
+        archive.write_bytes(b"no archive")
+    elif case == "a bad name":
+        words[-1] = archive.rename(queue.root / "newer.tar.gz")
+    before = queue.bytes()
+    assert queue.command("bump", *words) == 2
+    assert REFUSALS[case] in capsys.readouterr().err
+    assert queue.bytes() == before
