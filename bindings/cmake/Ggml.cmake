@@ -33,7 +33,7 @@ add_compile_options($<$<COMPILE_LANGUAGE:C>:-fexceptions>)
 file(REMOVE ${CMAKE_BINARY_DIR}/ggml/src/ggml-vulkan/vulkan-shaders-gen-prefix/src/vulkan-shaders-gen-build/CMakeCache.txt)
 add_subdirectory(${PYLLAMA_TREE_ggml}/ggml ${CMAKE_BINARY_DIR}/ggml EXCLUDE_FROM_ALL)
 
-include(OurCpuSources)
+include(OurSources)
 
 # Backends are loaded by file name, so they carry no version. A wheel holds no links, so ggml and ggml-base are installed
 # under their SONAME, by which other libraries ask for them.

@@ -35,15 +35,17 @@ function(llama_unity target)
         UNITY_BUILD_RELOCATABLE ON)  # relative includes: ccache then hits from any build folder
 endfunction()
 
-# stamp.c is compiled for each variant, with the definitions of that variant.
-function(llama_stamp_definitions variant)
-    set(_cuda $<IF:$<BOOL:${GGML_CUDA}>,\\"${PYLLAMA_CUDA}\\",false>)
-    target_compile_definitions(llama-${variant} PRIVATE
-        PYLLAMA_VARIANT="${variant}" PYLLAMA_UPSTREAM_COMMIT="${PYLLAMA_UPSTREAM_COMMIT}"
-        PYLLAMA_SERIES="${PYLLAMA_SERIES_${variant}}" PYLLAMA_CPU_FEATURES="${PYLLAMA_CPU_FEATURES}"
-        PYLLAMA_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
-        PYLLAMA_CUDA="${_cuda}")
-    target_include_directories(llama-${variant} PRIVATE ${PYLLAMA_SHIM_DIR})
+# The stamp is a file, not definitions of the target: any change of ours changes it, and must not compile all of libllama.
+function(llama_stamp variant)
+    set(PYLLAMA_SERIES ${PYLLAMA_SERIES_${variant}})
+    set(PYLLAMA_CUDA_STAMP false)
+    if(GGML_CUDA)
+        set(PYLLAMA_CUDA_STAMP "\\\"${PYLLAMA_CUDA}\\\"")
+    endif()
+    set(_stamp ${CMAKE_BINARY_DIR}/generated/stamp-${variant}.c)
+    configure_file(${PYLLAMA_SHIM_DIR}/stamp.c.in ${_stamp} @ONLY)
+    target_sources(llama-${variant} PRIVATE ${_stamp})
+    set_source_files_properties(${_stamp} PROPERTIES INCLUDE_DIRECTORIES ${PYLLAMA_SHIM_DIR})
 endfunction()
 
 function(llama_shared_objects)
@@ -69,8 +71,8 @@ function(llama_variant variant)
         pyllama_sanitize_sources(_own ${_tree})
     endif()
     set(_llama llama-${variant})
-    add_library(${_llama} SHARED ${_own} $<TARGET_OBJECTS:llama-shared> ${PYLLAMA_SHIM_DIR}/stamp.c)
-    llama_stamp_definitions(${variant})
+    add_library(${_llama} SHARED ${_own} $<TARGET_OBJECTS:llama-shared>)
+    llama_stamp(${variant})
     llama_target_options(${_llama} ${_tree})
     llama_unity(${_llama})
     set_target_properties(${_llama} PROPERTIES OUTPUT_NAME llama SOVERSION ${LLAMA_VERSION_MAJOR}

@@ -11,6 +11,7 @@ target_include_directories(_native PRIVATE ${PYLLAMA_SHIM_DIR} ${PYLLAMA_LLAMA} 
 target_compile_definitions(_native PRIVATE LLAMA_SHARED GGML_SHARED GGML_BACKEND_SHARED)
 target_link_libraries(_native PRIVATE shim-patched llama-patched ggml)
 pyllama_sanitize_target(_native)
+set_target_properties(_native PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 # There is no run-time path: native.py loads a variant first, and the loader finds the same SONAMEs in memory. If the
 # extension is imported in another way, it fails, and does not guess. A wheel that travels has a path, for auditwheel.
 set_target_properties(_native PROPERTIES INSTALL_RPATH "$<$<BOOL:${PYLLAMA_CPU_ALL}>:${PYLLAMA_ORIGIN}/lib/patched;${PYLLAMA_ORIGIN}/lib>")

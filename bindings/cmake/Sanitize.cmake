@@ -1,5 +1,5 @@
 # PYLLAMA_SANITIZE=address,undefined instruments the patched variant, for tests/sanitize.py; never for a wheel.
-# It instruments ggml, the shim, the extension, and the files of libllama that a patch changes or adds; with
+# It instruments ggml, the shim, the extension, and of libllama our files and those that a patch changes; with
 # PYLLAMA_SANITIZE_ALL, all files of libllama. Other files are compiled as in an ordinary build, which ccache has;
 # their allocations are watched all the same. The upstream variant stays as it is.
 set(PYLLAMA_SANITIZE "" CACHE STRING "sanitizers to build with, as -fsanitize= names them: address,undefined")
@@ -53,7 +53,7 @@ function(pyllama_sanitize_sources variable tree)
     foreach(_source ${${variable}})
         string(REPLACE "${tree}/" "${PYLLAMA_TREE_upstream}/" _original ${_source})
         set(_differs TRUE)
-        if(EXISTS ${_original})
+        if(NOT _source STREQUAL _original AND EXISTS ${_original})  # else it is ours
             file(MD5 ${_original} _a)
             file(MD5 ${_source} _b)
             string(COMPARE NOTEQUAL ${_a} ${_b} _differs)

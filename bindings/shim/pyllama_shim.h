@@ -29,7 +29,7 @@ extern "C" {
 #define PYLLAMA_NO_ROOM       (-1005)  // not begun: too little address space, or too few threads
 #define PYLLAMA_FORKED        (-1006)  // not begun: this process was forked, and lacks its parent's threads
 
-// A JSON object: variant, upstream_commit, series, cpu_features, compiler, cuda. It is a part of libllama (stamp.c): the
+// A JSON object: variant, upstream_commit, series, cpu_features, compiler, cuda. It is a part of libllama (stamp.c.in): the
 // bindings read it in the file before they load the library.
 PYLLAMA_API const char * pyllama_stamp(void);
 

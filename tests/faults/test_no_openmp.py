@@ -22,7 +22,7 @@ from ..preloaded import compile_library, run_preloaded
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SHIM_OBJECT = "CMakeFiles/shim-patched.dir/shim/shim.cpp.o"
+SHIM_OBJECT = "llama/CMakeFiles/shim-patched.dir/__/shim/shim.cpp.o"
 
 
 def build(folder: Path) -> None:

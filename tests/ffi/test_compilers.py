@@ -25,7 +25,7 @@ PRISTINE = ROOT / "vendor" / "llama.cpp"
 FLAGS = "-Wall -Wextra -fstrict-aliasing"
 #: What the tests use, and the rest of our lines, but vision.cpp: among upstream's, it takes long.
 TARGETS = ("ggml-cpu", "ggml-rpc", "shim-patched", "dropin-patched")
-TARGETS += ("CMakeFiles/shim-upstream.dir/shim/mtp_absent.cpp.o",)
+TARGETS += ("llama/CMakeFiles/shim-upstream.dir/__/shim/mtp_absent.cpp.o",)
 
 
 def build(folder: Path, cc: str, cxx: str, openmp: str) -> str:
