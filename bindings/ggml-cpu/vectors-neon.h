@@ -1,6 +1,6 @@
 #pragma once
 
-// What attention of a few rows and delta nets compute with on 64-bit ARM: vectors of 4 floats, operations by x86's names.
+// Vectors of 4 floats on 64-bit ARM, operations by x86's names: for few-rows-attention-neon.h and large-batch-ops.cpp.
 
 #include "ggml-cpu-impl.h"
 #include "vec.h"
