@@ -35,7 +35,6 @@ bool ggml_cpu_large_batch(void) {
 #if defined(__GNUC__) && (defined(__aarch64__) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)))
 
 #if defined(__aarch64__)
-#include "small-batch-product.h"
 #include "vectors-neon.h"
 #else
 #include "small-batch-simd.h"

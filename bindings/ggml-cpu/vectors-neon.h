@@ -10,6 +10,12 @@
 #include <cstring>
 
 #define NEON_INLINE static inline __attribute__((always_inline))
+#define SB_INLINE   NEON_INLINE
+#ifdef __clang__
+#define SB_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define SB_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 namespace {
 
