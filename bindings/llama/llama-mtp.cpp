@@ -1,8 +1,11 @@
 #include "llama-mtp.h"
 
 #include "llama-adapter.h"
+#include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-model.h"
+
+#include <algorithm>
 
 void llama_mtp_set_embeddings_nextn(llama_context * ctx, bool value, bool masked) {
     llama_set_embeddings_nextn(ctx, value, masked);
@@ -31,6 +34,22 @@ static ggml_backend_dev_t device_of(ggml_backend_buffer_type_t buft) {
     return dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU ? nullptr : dev;
 }
 
+// What the CPU backend needs beside the graph's buffers: the largest work buffer of any node that no device computes.
+void llama_context::mtp_count_work(ggml_cgraph * gf) {
+    ggml_backend_reg_t reg  = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_cpu));
+    const auto         size = (size_t (*)(ggml_tensor *, int)) ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_work_size");
+    const auto on_device = [](const ggml_tensor * src) {
+        const ggml_tensor * owner = src && src->view_src ? src->view_src : src;
+        return owner && owner->buffer && device_of(ggml_backend_buffer_get_type(owner->buffer));
+    };
+    for (int i = 0; size && i < ggml_graph_n_nodes(gf); ++i) {
+        ggml_tensor * node = ggml_graph_node(gf, i);
+        if (std::none_of(std::begin(node->src), std::end(node->src), on_device)) {
+            mtp_work_size = std::max(mtp_work_size, size(node, std::max(cparams.n_threads, cparams.n_threads_batch)));
+        }
+    }
+}
+
 template <typename Wanted>
 static llama_mtp_memory sum_of(const llama_context * ctx, Wanted wanted) {
     llama_mtp_memory sum = { 0, 0, 0 };
@@ -41,6 +60,7 @@ static llama_mtp_memory sum_of(const llama_context * ctx, Wanted wanted) {
             sum.compute += bytes.compute;
         }
     }
+    sum.compute += wanted(ggml_backend_cpu_buffer_type()) ? ctx->mtp_get_work_size() : 0;
     for (const llama_adapter_lora * lora : llama_get_model(ctx)->loras) {  // which llama.cpp does not count
         for (const ggml_backend_buffer_ptr & buf : lora->bufs) {
             sum.model += wanted(ggml_backend_buffer_get_type(buf.get())) ? ggml_backend_buffer_get_size(buf.get()) : 0;
