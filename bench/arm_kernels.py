@@ -4,9 +4,9 @@
     python patches/patchqueue.py apply --dest build/arm --variant patched
     python bench/arm_kernels.py build/arm
 
-qemu lists the instructions that a kernel executes, llvm-mca counts their cycles: of 256 weights of
-4 rows (the difference of two lengths; gemv, gemm of K quants: of 8, halved), of a cell of attention
-(64, divided), of a head of a delta net. Everything is taken to lie in the first-level cache.
+qemu lists the instructions that a kernel executes, llvm-mca counts their cycles: of a cell of
+attention (64, divided), of a head of a delta net. Everything is taken to lie in the first-level
+cache.
 bench/results/native.md has the tables.
 Needs Debian's g++-aarch64-linux-gnu, qemu-user and llvm-19.
 """
@@ -20,11 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-#: llvm-mca's names of CPUs, by what the program is compiled for: as ggml is on these CPUs, and
-#: products without SVE.
-I8MM = "armv8.2-a+dotprod+i8mm"
+#: llvm-mca's names of CPUs, by what the program is compiled for: as ggml is on these CPUs.
 CPUS = {
-    I8MM: ("neoverse-n2", "neoverse-v2"),
     "armv8.2-a+dotprod+fp16": ("neoverse-n1", "apple-m1"),
     "armv8.2-a+dotprod+fp16+i8mm+sve+sve2": ("neoverse-n2", "neoverse-v2"),
 }
@@ -35,43 +32,31 @@ C_FILES = (
     "ggml-cpu/quants.c",
     "ggml-cpu/arch/arm/quants.c",
 )
-CPP_FILES = (
-    "ggml-threading.cpp",
-    "ggml-cpu/arch/arm/repack.cpp",
-    "ggml-cpu/few-rows-attention.cpp",
-    "ggml-cpu/large-batch-attention.cpp",
-    "ggml-cpu/large-batch-ops.cpp",
-    "ggml-cpu/ops.cpp",
-    "ggml-cpu/repack.cpp",
-    "ggml-cpu/small-batch.cpp",
-    "ggml-cpu/vec.cpp",
+CPP_FILES = ("ggml-threading.cpp", "ggml-cpu/ops.cpp", "ggml-cpu/vec.cpp")
+OURS = HERE.parent / "bindings" / "ggml-cpu"
+OUR_FILES = (
+    "few-rows-attention.cpp",
+    "large-batch-attention.cpp",
+    "large-batch-ops.cpp",
+    "small-batch.cpp",
 )
 
 
 class Kernel(NamedTuple):
-    """What is counted: its types, ways with their numbers of columns, rows or tokens; what `long`
-    takes more than `short` (nothing, if 0), by `unit`."""
+    """What is counted: its types, ways with their numbers of rows or tokens; of so many cells or
+    heads."""
 
     types: tuple[str, ...]
     ways: tuple[tuple[str, int], ...]
-    long: int
-    short: int = 0
-    unit: int = 1
+    length: int
 
 
 KERNELS = {
-    "product": Kernel(
-        ("Q8_0", "Q4_K", "Q6_K", "Q5_K", "Q4_0", "IQ4_XS"),
-        (("ours", 1), ("ours", 2), ("ours", 4), ("ours", 8), ("dot", 1), ("gemv", 1), ("gemm", 4)),
-        long=12 * 256,
-        short=4 * 256,
-        unit=256,
-    ),
-    "attention": Kernel(("F16", "Q8_0"), (("upstream", 1), ("ours", 1), ("ours", 4)), long=64),
+    "attention": Kernel(("F16", "Q8_0"), (("upstream", 1), ("ours", 1), ("ours", 4)), length=64),
     "delta_net": Kernel(
         ("F32",),
         (("upstream", 1), ("ours", 1), ("upstream", 4), ("ours", 4), ("ours", 16)),
-        long=1,
+        length=1,
     ),
 }
 
@@ -87,10 +72,12 @@ def built(tree: Path, march: str) -> Path:
     source, folder = tree / "ggml" / "src", tree / march
     folder.mkdir(exist_ok=True)
     (source / "ggml-version.h").write_text('#define GGML_VERSION ""\n#define GGML_COMMIT ""\n')
-    include = [f"-I{path}" for path in (source.parent / "include", source, source / "ggml-cpu")]
+    folders = (source.parent / "include", source, source / "ggml-cpu", OURS)
+    include = [f"-I{path}" for path in folders]
     flags = ["-O3", f"-march={march}", "-D_GNU_SOURCE", "-ffunction-sections", *include]
     objects = []
-    for file in [HERE / "arm_kernels.cpp"] + [source / name for name in C_FILES + CPP_FILES]:
+    files = [*(source / name for name in C_FILES + CPP_FILES), *(OURS / name for name in OUR_FILES)]
+    for file in [HERE / "arm_kernels.cpp", *files]:
         objects.append(folder / f"{file.parent.name}-{file.name}.o")
         if not objects[-1].exists():
             language = ["gcc", "-std=c11"] if file.suffix == ".c" else ["g++", "-std=c++17"]
@@ -126,9 +113,7 @@ def executed(program: Path, known: dict[int, tuple[str, str]], *words: str) -> l
         function, text = known.get(int(address, 16), ("", ""))
         if function in ("kernel_begins", "kernel_ends"):
             inside = function == "kernel_begins"
-        elif inside or re.match(
-            r"(void )?(\(anonymous namespace\)::rows_neon|ggml_vec_dot_|ggml_gem[mv]_)", function
-        ):
+        elif inside:
             lines.append(text)
     return lines
 
@@ -149,16 +134,9 @@ def count(program: Path, name: str, type_: str, cpus: tuple[str, ...]) -> None:
     """Print instructions and each CPU's cycles, a line for each way."""
     known, kernel = instructions(program), KERNELS[name]
     for way, n in kernel.ways:
-        if type_ == "IQ4_XS" and way in ("gemv", "gemm"):
-            continue
-        few, many = (
-            executed(program, known, name, type_, way, str(n), str(length)) if length else []
-            for length in (kernel.short, kernel.long)
-        )
-        rows = 2 if way in ("gemv", "gemm") and type_[-1] == "K" else 1
-        scale = rows * (kernel.long - kernel.short) / kernel.unit
-        number = f"{(len(many) - len(few)) / scale:.0f}"
-        cost = [f"{cpu} {(cycles(many, cpu) - cycles(few, cpu)) / scale:.0f}" for cpu in cpus]
+        lines = executed(program, known, name, type_, way, str(n), str(kernel.length))
+        number = f"{len(lines) / kernel.length:.0f}"
+        cost = [f"{cpu} {cycles(lines, cpu) / kernel.length:.0f}" for cpu in cpus]
         print(name, type_, way, n, "instructions", number, *cost, flush=True)
 
 
@@ -170,10 +148,9 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.kernels.split(","):
         for march, cpus in CPUS.items():
-            if (name == "product") == (march == I8MM):
-                program = built(options.tree, march)
-                for type_ in KERNELS[name].types:
-                    count(program, name, type_, cpus)
+            program = built(options.tree, march)
+            for type_ in KERNELS[name].types:
+                count(program, name, type_, cpus)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 from tests.ffi.ggmlcalls import F32, Ggml
 
 TYPES = "Q8_0 Q4_K Q5_K Q6_K IQ4_XS Q4_0 IQ4_NL Q3_K Q2_K IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS "
-TYPES += "Q5_0 MXFP4 NVFP4 Q4_1 Q5_1 IQ1_S IQ1_M TQ1_0 TQ2_0 Q1_0 Q2_0 F32 F16 BF16"
+TYPES += "Q5_0 MXFP4 NVFP4 Q4_1 Q5_1 IQ1_S IQ1_M F32 F16 BF16"
 KINDS = {name: kind for kind, (name, *_) in TENSOR_TYPES.items()}
 REPACKED = ("Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4")  # by upstream on x86; Q2_K with AVX-512
 DECLARATIONS = """

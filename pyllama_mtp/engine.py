@@ -651,8 +651,9 @@ class Engine:
         """Bytes in use, by purpose.
 
         weights; target_context (caches, states and snapshots, the MTP head's among them, and a
-        draft head); target_compute (graph buffers); draft_context and draft_compute, if drafting is
-        upstream's; checkpoints; stored_prompts (:class:`.PromptStore`).
+        draft head); target_compute (graph buffers, and the CPU's work buffer); draft_context and
+        draft_compute, if drafting is upstream's; checkpoints; stored_prompts
+        (:class:`.PromptStore`).
 
         Args:
             device: as for :meth:`.Context.memory`.

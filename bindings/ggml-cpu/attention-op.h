@@ -1,6 +1,7 @@
 #pragma once
 
-// What there is to know of a FLASH_ATTN_EXT.
+// The parameters of a FLASH_ATTN_EXT, what its masks show, and rows of K and V as floats: for few-rows-attention.cpp and
+// large-batch-attention.cpp, on all CPUs.
 
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
@@ -76,12 +77,12 @@ struct attention_op {
 };
 
 // what a row sees of a tile of n cells: a bit for each cell
-struct sight {
+struct visibility {
     uint64_t cells;
     bool     biased; // not all of their masks are zero
 };
 
-inline sight look(const ggml_fp16_t * mask, int n) {
+inline visibility visibility_of(const ggml_fp16_t * mask, int n) {
     const uint64_t all = n == TILE ? ~uint64_t(0) : (uint64_t(1) << n) - 1;
     if (!mask) {
         return { all, false };
@@ -93,7 +94,7 @@ inline sight look(const ggml_fp16_t * mask, int n) {
     if (!any) {
         return { all, false };
     }
-    sight s = { 0, false };
+    visibility s = { 0, false };
     for (int c = 0; c < n; ++c) {
         const bool seen = mask[c] != 0xFC00; // -INFINITY
         s.cells  |= uint64_t(seen) << c;
@@ -139,7 +140,7 @@ inline void unpack(ggml_type type, const void * x, float * y, int64_t n) {
 }
 
 // the largest number of each channel so far takes in a row's
-inline void take_largest(const float * row, int64_t n, float * channels) {
+inline void update_max_abs(const float * row, int64_t n, float * channels) {
     for (int64_t d = 0; d < n; ++d) {
         const float x = fabsf(row[d]);
         channels[d] = x > channels[d] && x <= FLT_MAX ? x : channels[d];
@@ -170,7 +171,7 @@ struct memory {
     char * base;
     size_t size = 0;
 
-    template <typename T> T * take(int64_t n) {
+    template <typename T> T * alloc(int64_t n) {
         T * p = base ? (T *) (base + size) : nullptr;
         size += GGML_PAD(n * sizeof(T), 64);
         return p;

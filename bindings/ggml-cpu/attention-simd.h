@@ -1,6 +1,6 @@
 #pragma once
 
-// Vectors of floats and of shorts that attention is computed with, for AVX-512 and AVX2.
+// Vectors of floats and of shorts (AVX-512 or AVX2) for few-rows-attention-simd.h and large-batch-attention-simd.h.
 
 #include "attention-op.h"
 

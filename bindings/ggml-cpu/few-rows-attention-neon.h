@@ -1,6 +1,7 @@
 #pragma once
 
-// What few-rows-attention.cpp computes with on 64-bit ARM: numbers are floats. NEON multiplies shorts no faster.
+// The vector code of few-rows-attention.cpp on 64-bit ARM: queries, keys and values of any type are multiplied as floats, since
+// NEON multiplies shorts no faster. few-rows-attention-simd.h has the same names for x86.
 
 #include "attention-op.h"
 #include "vectors-neon.h"
@@ -42,18 +43,18 @@ FR_INLINE void store_bytes(const int8_t * x, float scale, number * out) {
     vst1q_f32(out + 12, vmulq_n_f32(vcvtq_f32_s32(vmovl_high_s16(high)), scale));
 }
 
-// Rows of K or V of up to TILE cells. A number is worth itself.
+// Rows of K or V of up to TILE cells. Floats need no scale.
 struct rows_of {
     const ggml_tensor * t;
-    const char *        row  [TILE];
-    float               worth[TILE];
+    const char *        row   [TILE];
+    float               qscale[TILE];
 
-    void take(const ggml_tensor * tensor, const char * first, const uint8_t * cells, int n, const balance_of *, float *, number *, fetcher & other) {
+    void load(const ggml_tensor * tensor, const char * first, const uint8_t * cells, int n, const balance_of *, float *, number *, fetcher & other) {
         t = tensor;
         for (int r = 0; r < n; ++r) {
             other.lines(2);
-            row[r]   = first + cells[r] * t->nb[1];
-            worth[r] = 1.0f;
+            row[r]    = first + cells[r] * t->nb[1];
+            qscale[r] = 1.0f;
         }
     }
 
@@ -130,15 +131,15 @@ void multiply_keys(const number * const * q, const number * k, int64_t size, flo
 }
 
 // A query, and what it does with the values of a tile.
-struct weighted {
+struct value_sum {
     float *        value;   // what is summed up
     const number * weights; // of a tile's cells
     float          shrink;  // of what was summed up before
-    float          worth;   // 1
+    float          qscale;  // 1
 };
 
 // a chunk of the values of N queries, from d on, takes in that of n cells
-template <int N> void add_values(const weighted * q, int64_t d, const number * values, int n) {
+template <int N> void add_values(const value_sum * q, int64_t d, const number * values, int n) {
     constexpr int V = CHUNK / LANES;
     vec acc[N][V];
     FR_UNROLL for (int i = 0; i < N * V; ++i) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// What few-rows-attention.cpp computes with vectors: numbers are shorts, with what one is worth for each row.
+// The vector code of few-rows-attention.cpp on x86 (AVX-512 or AVX2): queries, keys, values and weights of any type become shorts
+// with a scale for each row, and are multiplied as integers. few-rows-attention-neon.h has the same names for ARM.
 
 #include "attention-simd.h"
 
@@ -57,7 +58,7 @@ FR_INLINE void store_sums(float * out, vec acc[LANES]) {
 }
 #endif
 
-// ---- rows to shorts, in pack order, with what a short is worth: NaN if a number is none
+// ---- rows to shorts, in pack order, with their scale (number = qscale * short): NaN if a number is none
 
 // Queries, n a multiple of CHUNK: as large as sums allow with keys of up to 32767. A lane sums up as many products as it adds
 // up numbers here.
@@ -109,14 +110,14 @@ struct largest_of {
         zeros = FR(fmadd_ps)(x, FR(setzero_ps)(), zeros);
     }
     float value() const { return max_of(most); }
-    float worth(float of_value) const { return sum_of(zeros) == 0.0f ? of_value : NAN; }
+    float qscale(float of_value) const { return sum_of(zeros) == 0.0f ? of_value : NAN; }
     vec   factor() const { return FR(set1_ps)(32767.0f / std::max(value(), FLT_MIN)); }
 };
 
-// What shorts are worth if the largest numbers are these, and what makes shorts of numbers.
-FR_INLINE void scales_of(vec largest, float * worth, float * factor) {
+// The scales of shorts if the largest numbers are these, and what makes shorts of numbers.
+FR_INLINE void scales_of(vec largest, float * qscale, float * factor) {
     const vec zero = FR(mul_ps)(largest, FR(setzero_ps)()); // NaN if it is not finite
-    FR(storeu_ps)(worth,  FR(fmadd_ps)(largest, FR(set1_ps)(1.0f / 32767.0f), zero));
+    FR(storeu_ps)(qscale, FR(fmadd_ps)(largest, FR(set1_ps)(1.0f / 32767.0f), zero));
     FR(storeu_ps)(factor, FR(div_ps)(FR(set1_ps)(32767.0f), FR(max_ps)(largest, FR(set1_ps)(FLT_MIN))));
 }
 
@@ -125,13 +126,13 @@ struct rows_of {
     enum { F16, BALANCED_F16, Q8_0, SHORTS } kind;
 
     const char * row   [TILE];
-    float        worth [TILE];
+    float        qscale[TILE];
     float        factor[TILE];                   // what makes shorts of numbers, or of the scales of Q8_0
     int16_t      shrink[MAX_SIZE / QK8_0][TILE]; // of Q8_0: of each block
     const balance_of * balance;                  // of keys; nullptr: none
 
     // `rest` has room for the shorts of other types, `floats` for a row, both in whole steps.
-    void take(const ggml_tensor * t, const char * first, const uint8_t * cells, int n, const balance_of * balanced, float * floats, int16_t * rest, fetcher & other) {
+    void load(const ggml_tensor * t, const char * first, const uint8_t * cells, int n, const balance_of * balanced, float * floats, int16_t * rest, fetcher & other) {
         const int64_t size = t->ne[0];
         balance = balanced;
         kind = t->type == GGML_TYPE_Q8_0 ? Q8_0 : t->type != GGML_TYPE_F16 || size % STEP ? SHORTS : balance ? BALANCED_F16 : F16;
@@ -202,11 +203,11 @@ struct rows_of {
         }
         std::fill(largest + n, largest + GGML_PAD(n, LANES), (uint16_t) 0);
         for (int r = 0; r < n; r += LANES) {
-            scales_of(from_halves(largest + r), worth + r, factor + r);
+            scales_of(from_halves(largest + r), qscale + r, factor + r);
         }
     }
 
-    // Scales of the same block of many rows lie beside each other, so that what they are worth is found for many rows together.
+    // Scales of the same block of many rows lie beside each other, so that the scales of many rows are found together.
     void scale_q8_0(int n, int64_t n_blocks, fetcher & other) {
         uint16_t scale[MAX_SIZE / QK8_0][TILE];
         for (int r = 0; r < n; ++r) {
@@ -228,8 +229,8 @@ struct rows_of {
             for (int64_t i = 0; i < n_blocks; ++i) {
                 largest.add(scales(i, r));
             }
-            scales_of(FR(add_ps)(largest.most, largest.zeros), worth + r, factor + r);
-            FR(storeu_ps)(worth + r, FR(mul_ps)(FR(loadu_ps)(worth + r), FR(set1_ps)(32768.0f / 256.0f)));
+            scales_of(FR(add_ps)(largest.most, largest.zeros), qscale + r, factor + r);
+            FR(storeu_ps)(qscale + r, FR(mul_ps)(FR(loadu_ps)(qscale + r), FR(set1_ps)(32768.0f / 256.0f)));
         }
         for (int64_t i = 0; i < n_blocks; ++i) {
             for (int r = 0; r < padded; r += CHUNK) {
@@ -256,8 +257,8 @@ struct rows_of {
             for (int64_t i = 0; i < padded; i += CHUNK) {
                 store_shorts(pack(FR(loadu_ps)(floats + i), FR(loadu_ps)(floats + i + LANES), factor_of), rest + i);
             }
-            worth[r] = largest.worth(largest.value() / 32767.0f);
-            row[r]   = (const char *) rest;
+            qscale[r] = largest.qscale(largest.value() / 32767.0f);
+            row[r]    = (const char *) rest;
         }
     }
 };
@@ -287,12 +288,12 @@ void store_values(const rows_of & v, int n, int64_t d, number * out) {
     });
 }
 
-// Weights of a tile's cells, times what a short of their values is worth, to pairs of shorts: as large as sums allow with
-// values of up to 32767. What is beyond n has no weight. Returns what a product is worth.
-float weights_to_numbers(float * w, const float * worth, int n, number * out) {
+// Weights of a tile's cells, times the scales of their values, to pairs of shorts: as large as sums allow with values of up to
+// 32767. What is beyond n has no weight. Returns the scale of a product.
+float weights_to_numbers(float * w, const float * qscale, int n, number * out) {
     vec most = FR(setzero_ps)(), sum = FR(setzero_ps)();
     for (int c = 0; c < n; c += LANES) {
-        const vec x = FR(mul_ps)(FR(loadu_ps)(w + c), FR(loadu_ps)(worth + c));
+        const vec x = FR(mul_ps)(FR(loadu_ps)(w + c), FR(loadu_ps)(qscale + c));
         FR(storeu_ps)(w + c, x);
         most = FR(max_ps)(x, most);
         sum  = FR(add_ps)(sum, x);
@@ -360,15 +361,15 @@ FR_INLINE void multiply_keys(const number * const * q, const number * k, int64_t
 }
 
 // A query, and what it does with the values of a tile.
-struct weighted {
+struct value_sum {
     float *         value;   // what is summed up
     const int16_t * weights; // of a tile's cells
     float           shrink;  // of what was summed up before
-    float           worth;   // of a product
+    float           qscale;  // of a product
 };
 
 // a chunk of the values of N queries, from d on, takes in that of n cells
-template <int N> __attribute__((noinline)) void add_values(const weighted * q, int64_t d, const number * values, int n) {
+template <int N> __attribute__((noinline)) void add_values(const value_sum * q, int64_t d, const number * values, int n) {
     ivec acc[N][2];
     FR_UNROLL for (int i = 0; i < N; ++i) {
         acc[i][0] = acc[i][1] = FR(set1_epi32)(0);
@@ -388,7 +389,7 @@ template <int N> __attribute__((noinline)) void add_values(const weighted * q, i
     FR_UNROLL for (int i = 0; i < N; ++i) {
         FR_UNROLL for (int j = 0; j < 2; ++j) {
             float * value = q[i].value + d + j * LANES;
-            const vec more = FR(mul_ps)(FR(cvtepi32_ps)(acc[i][j]), FR(set1_ps)(q[i].worth));
+            const vec more = FR(mul_ps)(FR(cvtepi32_ps)(acc[i][j]), FR(set1_ps)(q[i].qscale));
             FR(storeu_ps)(value, FR(fmadd_ps)(FR(loadu_ps)(value), FR(set1_ps)(q[i].shrink), more));
         }
     }

@@ -1,3 +1,7 @@
+// FLASH_ATTN_EXT of 1 to 8 query rows (flash decoding): stretches of the context are computed by all threads, with a maximum, a sum
+// and a weighted sum of values each, and merged in their order. K and V of every type; x86 with AVX2 or AVX-512, 64-bit ARM.
+// Called by ggml_compute_forward_flash_attn_ext() (ops.cpp); ggml_graph_plan() (ggml-cpu.c) asks for its work size.
+
 // GCC 12 warns of its own header wherever an AVX-512 function of it is inlined
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -36,6 +40,7 @@ namespace {
 constexpr int64_t STRETCH   = 256;  // cells that one thread takes ...
 constexpr int64_t LONG      = 512;  // ... from FAR on
 constexpr int64_t FAR       = 4096;
+constexpr int64_t WINDOW    = 64;   // stretches, of all streams, whose results are in memory until they are merged
 constexpr int64_t MAX_ROWS  = 8;
 constexpr int64_t MAX_HEADS = 16;   // query heads per KV head
 constexpr int     SAMPLE    = 16;   // cells, about, of a row's first tile whose keys are looked at before they are rounded
@@ -46,6 +51,17 @@ int64_t stretch_begin(int64_t i) {
 
 int64_t count_stretches(int64_t n_cells) {
     return n_cells <= FAR ? (n_cells + STRETCH - 1) / STRETCH : FAR / STRETCH + (n_cells - FAR + LONG - 1) / LONG;
+}
+
+// Stretches of a stream that are computed before they are merged: the memory of their results does not grow with the context.
+// As many as threads share evenly; the order of merging, and so the result, is the same for any number.
+int64_t window_of(int64_t n_streams, int n_threads) {
+    return std::max<int64_t>(1, n_threads * std::max<int64_t>(4, WINDOW / n_threads) / n_streams);
+}
+
+// Of that many threads, or fewer: there may be fewer than were asked for.
+int64_t largest_window(int64_t n_streams, int n_threads) {
+    return std::max<int64_t>(1, std::max<int64_t>(4 * n_threads, WINDOW) / n_streams);
 }
 
 struct attention : attention_op {
@@ -77,39 +93,43 @@ struct shared {
     start      * starts;   // [stream][KV head][row]
     balance_of * balances; // [stream][KV head][row]
     number     * queries;  // [query][size_k]
-    float      * worth;    // [query], of its numbers, with the scale of the scores
-    float      * partials; // [query][stretch][partial_size]
+    float      * qscales;  // [query], of its numbers, with the scale of the scores
+    float      * states;   // [query][2]: maximum and sum of the windows before
+    float      * partials; // [query][stretch of the window][partial_size]
 
-    shared(const attention & a, memory & m) {
-        starts   = m.take<start>(a.k->ne[3] * a.k->ne[2] * a.n_rows);
-        balances = m.take<balance_of>(a.k->ne[3] * a.k->ne[2] * a.n_rows);
-        queries  = m.take<number>(a.n_queries() * a.size_k);
-        worth    = m.take<float>(a.n_queries());
-        partials = m.take<float>(a.n_queries() * a.n_stretches() * a.partial_size());
+    int64_t n_slots; // stretches of a window
+
+    shared(const attention & a, int64_t window, memory & m) : n_slots(std::min(window, a.n_stretches())) {
+        starts   = m.alloc<start>(a.k->ne[3] * a.k->ne[2] * a.n_rows);
+        balances = m.alloc<balance_of>(a.k->ne[3] * a.k->ne[2] * a.n_rows);
+        queries  = m.alloc<number>(a.n_queries() * a.size_k);
+        qscales  = m.alloc<float>(a.n_queries());
+        states   = m.alloc<float>(a.n_queries() * 2);
+        partials = m.alloc<float>(a.n_queries() * n_slots * a.partial_size());
     }
 };
 
 // What a thread has.
 struct scratch {
-    rows_of * rows;    // of K or V
-    float   * floats;  // of a row of a type without a way of its own
-    number  * rest;    // [TILE] such rows
-    number  * keys;    // [BLOCK][size_k]
-    number  * values;  // [TILE][STEP]
-    float   * worth_k; // [TILE]
-    float   * scores;  // [query][TILE]
-    number  * weights; // [query][TILE]
+    rows_of * rows;     // of K or V
+    float   * floats;   // of a row of a type without a way of its own
+    number  * rest;     // [TILE] such rows
+    number  * keys;     // [BLOCK][size_k]
+    number  * values;   // [TILE][STEP]
+    float   * qscale_k; // [TILE]
+    float   * scores;   // [query][TILE]
+    number  * weights;  // [query][TILE]
 
     scratch(const attention & a, memory & m) {
         const int64_t n = GGML_PAD(a.n_rows * a.n_heads, SIDE), size = std::max(a.size_k, a.size_v);
-        rows    = m.take<rows_of>(1);
-        floats  = m.take<float>(size);
-        rest    = m.take<number>(TILE * size);
-        keys    = m.take<number>(BLOCK * a.size_k);
-        values  = m.take<number>(TILE * STEP);
-        worth_k = m.take<float>(TILE);
-        scores  = m.take<float>(n * TILE);
-        weights = m.take<number>(n * TILE);
+        rows     = m.alloc<rows_of>(1);
+        floats   = m.alloc<float>(size);
+        rest     = m.alloc<number>(TILE * size);
+        keys     = m.alloc<number>(BLOCK * a.size_k);
+        values   = m.alloc<number>(TILE * STEP);
+        qscale_k = m.alloc<float>(TILE);
+        scores   = m.alloc<float>(n * TILE);
+        weights  = m.alloc<number>(n * TILE);
     }
 };
 
@@ -117,25 +137,25 @@ struct scratch {
 struct group {
     int                 n = 0; // queries
     const balance_of *  balance;
-    const number *      q    [MAX_ROWS * MAX_HEADS + SIDE];
-    float               worth[MAX_ROWS * MAX_HEADS];
-    weighted            sums [MAX_ROWS * MAX_HEADS];
-    const ggml_fp16_t * mask [MAX_ROWS * MAX_HEADS]; // of the tile, nullptr: of zeros
-    float               slope[MAX_ROWS * MAX_HEADS];
-    uint8_t             cells[TILE];                 // that they see, counted from the tile's first
+    const number *      q     [MAX_ROWS * MAX_HEADS + SIDE];
+    float               qscale[MAX_ROWS * MAX_HEADS];
+    value_sum           sums  [MAX_ROWS * MAX_HEADS];
+    const ggml_fp16_t * mask  [MAX_ROWS * MAX_HEADS]; // of the tile, nullptr: of zeros
+    float               slope [MAX_ROWS * MAX_HEADS];
+    uint8_t             cells [TILE];                 // that they see, counted from the tile's first
     int                 n_cells = 0;
 };
 
 // The scores of a query become weights.
-void weigh(const attention & a, group & g, int i, const scratch & t) {
-    weighted & sums  = g.sums[i];
-    float    * state = sums.value + a.size_v; // maximum, sum
-    float    * s     = t.scores + i * TILE;
-    const int  n     = g.n_cells;
-    const int  full  = GGML_PAD(n, CHUNK);
+void softmax_tile(const attention & a, group & g, int i, const scratch & t) {
+    value_sum & sums  = g.sums[i];
+    float     * state = sums.value + a.size_v; // maximum, sum
+    float     * s     = t.scores + i * TILE;
+    const int   n     = g.n_cells;
+    const int   full  = GGML_PAD(n, CHUNK);
 
     for (int c = 0; c < full; c += LANES) {
-        const vec factor = FR(mul_ps)(FR(set1_ps)(g.worth[i]), FR(loadu_ps)(t.worth_k + c));
+        const vec factor = FR(mul_ps)(FR(set1_ps)(g.qscale[i]), FR(loadu_ps)(t.qscale_k + c));
         FR(storeu_ps)(s + c, FR(mul_ps)(FR(loadu_ps)(s + c), factor));
     }
     for (int c = 0; c < n && a.softcap != 0.0f; ++c) {
@@ -162,13 +182,13 @@ void weigh(const attention & a, group & g, int i, const scratch & t) {
         sum = FR(add_ps)(sum, w);
     }
     sums.shrink = max > state[0] ? expf(state[0] - max) : 1.0f;
-    sums.worth  = weights_to_numbers(s, t.rows->worth, full, t.weights + i * TILE);
+    sums.qscale = weights_to_numbers(s, t.rows->qscale, full, t.weights + i * TILE);
     state[0] = max;
     state[1] = state[1] * sums.shrink + sum_of(sum);
 }
 
 // a chunk of the values of n queries
-template <int N = MOST> void add_values(const weighted * q, int n, int64_t d, const number * values, int n_cells) {
+template <int N = MOST> void add_values(const value_sum * q, int n, int64_t d, const number * values, int n_cells) {
     if (n == N) {
         add_values<N>(q, d, values, n_cells);
     } else if constexpr (N > 1) {
@@ -184,9 +204,9 @@ void attend(const attention & a, group & g, const char * k, const char * v, fetc
     }
     for (int c = 0; c < g.n_cells; c += BLOCK) {
         const int n = std::min(BLOCK, g.n_cells - c);
-        t.rows->take(a.k, k, g.cells + c, n, g.balance, t.floats, t.rest, fetch_v);
+        t.rows->load(a.k, k, g.cells + c, n, g.balance, t.floats, t.rest, fetch_v);
         store_keys(*t.rows, n, a.size_k, t.keys, fetch_v);
-        std::copy(t.rows->worth, t.rows->worth + n, t.worth_k + c);
+        std::copy(t.rows->qscale, t.rows->qscale + n, t.qscale_k + c);
         for (int i = 0; i < padded; i += SIDE) {
             for (int j = 0; j < n; j += 4) {
                 fetch_v.lines(4);
@@ -194,12 +214,12 @@ void attend(const attention & a, group & g, const char * k, const char * v, fetc
             }
         }
     }
-    t.rows->take(a.v, v, g.cells, g.n_cells, nullptr, t.floats, t.rest, fetch_k);
-    std::fill(t.worth_k + g.n_cells, t.worth_k + TILE, 0.0f);
-    std::fill(t.rows->worth + g.n_cells, t.rows->worth + TILE, 0.0f);
+    t.rows->load(a.v, v, g.cells, g.n_cells, nullptr, t.floats, t.rest, fetch_k);
+    std::fill(t.qscale_k + g.n_cells, t.qscale_k + TILE, 0.0f);
+    std::fill(t.rows->qscale + g.n_cells, t.rows->qscale + TILE, 0.0f);
     for (int i = 0; i < g.n; ++i) {
         fetch_k.lines(8);
-        weigh(a, g, i, t);
+        softmax_tile(a, g, i, t);
     }
     for (int64_t d = 0; d < a.size_v; d += STEP) {
         fetch_k.lines(16);
@@ -214,7 +234,7 @@ void attend(const attention & a, group & g, const char * k, const char * v, fetc
 }
 
 float * partial(const attention & a, const shared & all, int64_t query, int64_t stretch) {
-    return all.partials + (query * a.n_stretches() + stretch) * a.partial_size();
+    return all.partials + (query * all.n_slots + stretch % all.n_slots) * a.partial_size();
 }
 
 // cells [c, c + n) of one KV head
@@ -224,13 +244,13 @@ void compute_tile(const attention & a, const shared & all, int64_t stream, int64
     fetcher fetch_v(a.v, v, n);
 
     const start * starts = all.starts + (stream * a.k->ne[2] + kv_head) * a.n_rows;
-    sight sights[MAX_ROWS];
+    visibility visible[MAX_ROWS];
     for (int64_t row = 0; row < a.n_rows; ++row) {
         const ggml_fp16_t * mask = a.mask_of(stream, row);
-        sights[row] = look(mask ? mask + c : nullptr, n);
+        visible[row] = visibility_of(mask ? mask + c : nullptr, n);
     }
     for (int64_t first = 0; first < a.n_rows; ++first) {
-        const uint64_t cells = sights[first].cells;
+        const uint64_t cells = visible[first].cells;
         if (!cells) {
             continue;
         }
@@ -240,17 +260,17 @@ void compute_tile(const attention & a, const shared & all, int64_t stream, int64
             g.cells[g.n_cells++] = (uint8_t) __builtin_ctzll(left);
         }
         for (int64_t row = first; row < a.n_rows; ++row) {
-            if (sights[row].cells != cells || starts[row].balance != g.balance) {
+            if (visible[row].cells != cells || starts[row].balance != g.balance) {
                 continue;
             }
-            sights[row].cells = 0; // done
+            visible[row].cells = 0; // done
             for (int64_t h = kv_head * a.n_heads; h < (kv_head + 1) * a.n_heads; ++h, ++g.n) {
                 const int64_t query = a.index(stream, h, row);
-                g.q    [g.n] = all.queries + query * a.size_k;
-                g.worth[g.n] = all.worth[query];
-                g.sums [g.n] = { partial(a, all, query, stretch), t.weights + g.n * TILE, 1.0f, 0.0f };
-                g.mask [g.n] = sights[row].biased ? a.mask_of(stream, row) + c : nullptr;
-                g.slope[g.n] = a.slope(h);
+                g.q     [g.n] = all.queries + query * a.size_k;
+                g.qscale[g.n] = all.qscales[query];
+                g.sums  [g.n] = { partial(a, all, query, stretch), t.weights + g.n * TILE, 1.0f, 0.0f };
+                g.mask  [g.n] = visible[row].biased ? a.mask_of(stream, row) + c : nullptr;
+                g.slope [g.n] = a.slope(h);
             }
         }
         attend(a, g, k, v, fetch_v, next, t);
@@ -282,7 +302,7 @@ void compute_item(const attention & a, const shared & all, int64_t stream, int64
 start find_start(const attention & a, int64_t stream, int64_t row) {
     const ggml_fp16_t * mask = a.mask_of(stream, row);
     for (int64_t c = 0; c < a.k->ne[1]; c += TILE) {
-        const uint64_t cells = look(mask ? mask + c : nullptr, (int) std::min(TILE, a.k->ne[1] - c)).cells;
+        const uint64_t cells = visibility_of(mask ? mask + c : nullptr, (int) std::min(TILE, a.k->ne[1] - c)).cells;
         if (cells) {
             return { c, cells, nullptr };
         }
@@ -298,7 +318,7 @@ bool find_balance(const attention & a, int64_t stream, int64_t kv_head, const st
     for (uint64_t left = s.cells; left; left &= left - 1) {
         if (i++ % step == 0) {
             unpack(a.k->type, cell_of(a.k, stream, kv_head, s.tile + __builtin_ctzll(left)), t.floats, a.DK());
-            take_largest(t.floats, a.DK(), b.factors);
+            update_max_abs(t.floats, a.DK(), b.factors);
         }
     }
     return balance_channels(a.k->type, a.DK(), b);
@@ -324,20 +344,25 @@ void prepare_queries(const attention & a, const shared & all, int64_t stream, in
                 t.floats[d] /= s.balance->factors[d];
             }
             std::fill(t.floats + a.DK(), t.floats + a.size_k, 0.0f);
-            all.worth[query] = a.scale * query_to_numbers(t.floats, a.size_k, all.queries + query * a.size_k);
+            all.qscales[query] = a.scale * query_to_numbers(t.floats, a.size_k, all.queries + query * a.size_k);
         }
     }
 }
 
-// what a query has summed up in all stretches, in their order
-void merge(const attention & a, const shared & all, ggml_tensor * dst, int64_t stream, int64_t head, int64_t row) {
+// What a query has summed up in the stretches of a window is added, in their order, to what it has in those before.
+void merge(const attention & a, const shared & all, ggml_tensor * dst, int64_t stream, int64_t head, int64_t row, int64_t begin, int64_t end) {
     const int64_t DV = a.DV(), query = a.index(stream, head, row);
     float * out = (float *) ((char *) dst->data + head * dst->nb[1] + row * dst->nb[2] + stream * dst->nb[3]);
-    float max = -INFINITY;
-    float sum = 0.0f;
-    memset(out, 0, DV * sizeof(float));
+    float * so_far = all.states + 2 * query;
+    if (begin == 0) {
+        so_far[0] = -INFINITY;
+        so_far[1] = 0.0f;
+        memset(out, 0, DV * sizeof(float));
+    }
+    float max = so_far[0];
+    float sum = so_far[1];
 
-    for (int64_t i = 0; i < a.n_stretches(); ++i) {
+    for (int64_t i = begin; i < end; ++i) {
         const float * part  = partial(a, all, query, i);
         const float * state = part + a.size_v;
         if (state[1] == 0.0f) {
@@ -352,6 +377,11 @@ void merge(const attention & a, const shared & all, ggml_tensor * dst, int64_t s
         sum = sum * old + state[1] * more;
         max = new_max;
     }
+    so_far[0] = max;
+    so_far[1] = sum;
+    if (end < a.n_stretches()) {
+        return;
+    }
     float factor = 1.0f;
     if (a.sinks) {
         const float sink    = ((const float *) a.sinks->data)[head];
@@ -365,30 +395,31 @@ void merge(const attention & a, const shared & all, ggml_tensor * dst, int64_t s
     }
 }
 
-bool takes(const ggml_tensor * dst) {
+bool handles(const ggml_tensor * dst) {
     return few_rows_attention && dst->src[0]->ne[1] <= MAX_ROWS && supported(dst);
 }
 
 } // namespace
 
 size_t ggml_few_rows_attention_work_size(const ggml_tensor * dst, int n_threads) {
-    if (!takes(dst)) {
+    if (!handles(dst)) {
         return 0;
     }
     const attention a(dst);
     memory all = { nullptr }, one = { nullptr };
-    shared(a, all);
+    shared(a, largest_window(a.k->ne[3], n_threads), all);
     scratch(a, one);
     return 64 + all.size + n_threads * one.size;
 }
 
 bool ggml_compute_forward_few_rows_attention(const ggml_compute_params * params, ggml_tensor * dst) {
-    if (params->use_ref || !takes(dst)) {
+    if (params->use_ref || !handles(dst)) {
         return false;
     }
     const attention a(dst);
     memory rest = { (char *) GGML_PAD((uintptr_t) params->wdata, 64) }, one = { nullptr };
-    const shared all(a, rest);
+    const int64_t window = window_of(a.k->ne[3], params->nth);
+    const shared all(a, window, rest);
     scratch(a, one);
     memory mine = { rest.base + rest.size + params->ith * one.size };
     const scratch t(a, mine);
@@ -397,25 +428,28 @@ bool ggml_compute_forward_few_rows_attention(const ggml_compute_params * params,
     for (int64_t i = params->ith; i < n_kv_heads * n_streams; i += params->nth) {
         prepare_queries(a, all, i / n_kv_heads, i % n_kv_heads, t);
     }
-    if (params->ith == 0) {
-        ggml_threadpool_chunk_set(params->threadpool, params->nth);
-    }
-    ggml_barrier(params->threadpool);
+    for (int64_t begin = 0; begin < a.n_stretches(); begin += window) {
+        const int64_t end = std::min(begin + window, a.n_stretches());
+        if (params->ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+        ggml_barrier(params->threadpool);
 
-    // The long ones first. The KV heads of a cell lie beside each other in memory: a thread takes all, where there are stretches
-    // enough for the others.
-    const int64_t n_parts    = a.n_stretches() * n_streams;
-    const int64_t n_together = n_parts >= 4 * params->nth ? n_kv_heads : 1;
-    const int64_t n_items    = n_parts * (n_kv_heads / n_together);
-    for (int64_t i = params->ith; i < n_items; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        const int64_t left = n_items - 1 - i;
-        const int64_t part = left / (n_kv_heads / n_together), head = left % (n_kv_heads / n_together) * n_together;
-        compute_item(a, all, part % n_streams, part / n_streams, head, head + n_together, t);
-    }
-    ggml_barrier(params->threadpool);
+        // The long ones first. The KV heads of a cell lie beside each other in memory: a thread takes all, where there are
+        // stretches enough for the others.
+        const int64_t n_parts    = (end - begin) * n_streams;
+        const int64_t n_together = n_parts >= 4 * params->nth ? n_kv_heads : 1;
+        const int64_t n_items    = n_parts * (n_kv_heads / n_together);
+        for (int64_t i = params->ith; i < n_items; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            const int64_t left = n_items - 1 - i;
+            const int64_t part = left / (n_kv_heads / n_together), head = left % (n_kv_heads / n_together) * n_together;
+            compute_item(a, all, part % n_streams, begin + part / n_streams, head, head + n_together, t);
+        }
+        ggml_barrier(params->threadpool);
 
-    for (int64_t i = params->ith; i < a.n_queries(); i += params->nth) {
-        merge(a, all, dst, i / n_heads / a.n_rows, i % n_heads, i / n_heads % a.n_rows);
+        for (int64_t i = params->ith; i < a.n_queries(); i += params->nth) {
+            merge(a, all, dst, i / n_heads / a.n_rows, i % n_heads, i / n_heads % a.n_rows, begin, end);
+        }
     }
     return true;
 }

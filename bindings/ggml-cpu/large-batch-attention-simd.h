@@ -1,6 +1,6 @@
 #pragma once
 
-// What large-batch-attention.cpp computes with vectors: shorts from floats, and their products, for AVX-512 and AVX2.
+// The vector code of large-batch-attention.cpp on x86 (AVX-512 or AVX2): shorts from floats, and their products.
 
 #include "attention-simd.h"
 
@@ -45,7 +45,7 @@ FR_INLINE void store_shorts(ivec x, int32_t * pairs) {
 #endif
 }
 
-// To pairs of shorts. Returns what a short is worth.
+// To pairs of shorts. Returns their scale: number = scale * short.
 float to_shorts(const float * x, int64_t n, int32_t * pairs) {
     vec most = FR(set1_ps)(LEAST);
     for (int64_t i = 0; i < n; i += LANES) {
@@ -68,7 +68,7 @@ float to_shorts(const float * x, int64_t n, int32_t * pairs) {
 }
 
 // Cells side by side; the scale is that of a column of the tile.
-void to_pairs(const float * x, int n, int64_t size, int32_t * out, float * worth) {
+void to_pairs(const float * x, int n, int64_t size, int32_t * out, float * qscale) {
     for (int64_t d = 0; d < size; d += LANES) {
         vec most = FR(set1_ps)(LEAST), squares = FR(setzero_ps)();
         for (int c = 0; c < n; ++c) {
@@ -80,7 +80,7 @@ void to_pairs(const float * x, int n, int64_t size, int32_t * out, float * worth
             squares = FR(fmadd_ps)(y, y, squares);
         }
         const vec scale = scale_of(squares), factor = FR(mul_ps)(unit, scale);
-        FR(storeu_ps)(worth + d, FR(div_ps)(most, scale));
+        FR(storeu_ps)(qscale + d, FR(div_ps)(most, scale));
         for (int c = 0; c < n; c += 2) {
             const ivec low  = FR(cvtps_epi32)(FR(mul_ps)(FR(loadu_ps)(x + c * size + d), factor));
             const ivec high = c + 1 < n ? FR(cvtps_epi32)(FR(mul_ps)(FR(loadu_ps)(x + (c + 1) * size + d), factor)) : low ^ low;

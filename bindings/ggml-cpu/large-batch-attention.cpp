@@ -1,3 +1,7 @@
+// FLASH_ATTN_EXT of 9 query rows and more, as prompts have it: tiles of K and V of every type become shorts once for all rows and
+// heads, and are multiplied as integers. x86 with AVX2 or AVX-512.
+// Called by ggml_compute_forward_flash_attn_ext() (ops.cpp); ggml_graph_plan() (ggml-cpu.c) asks for its work size.
+
 // GCC 12 warns of its own header wherever an AVX-512 function of it is inlined
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -35,7 +39,7 @@ struct attention : attention_op {
     int64_t n_cells()   const { return k->ne[1]; }
     int64_t n_tiles()   const { return (n_cells() + TILE - 1) / TILE; }
     int64_t n_streams() const { return k->ne[3]; }
-    bool    takes() const {
+    bool    handles() const {
         return ggml_cpu_large_batch() && n_rows >= MIN_ROWS && supported() && softcap == 0.0f && n_heads <= MAX_HEADS &&
                DK() % LANES == 0 && DV() % LANES == 0 && DK() <= MAX_SIZE && DV() <= MAX_SIZE;
     }
@@ -44,17 +48,17 @@ struct attention : attention_op {
 // What a thread computes with: a block of queries, and a tile of cells. Pairs are two shorts.
 struct state {
     // of the block
-    int32_t * queries; // panel after panel: [DK / 2][lanes]
-    float   * values;  // panel after panel: [DV][lanes], what is summed up
-    float   * worth_q; // of a short, of each query; with the scale of the scores
+    int32_t * queries;  // panel after panel: [DK / 2][lanes]
+    float   * values;   // panel after panel: [DV][lanes], what is summed up
+    float   * qscale_q; // of each query, with the scale of the scores: number = qscale * short
     float   * max;
     float   * sum;
 
     // of the tile
-    int32_t * keys;    // [TILE][DK / 2]
-    float   * worth_k; // [TILE]
-    int32_t * pairs_v; // [TILE / 2][DV], two cells each
-    float   * worth_v; // [DV]
+    int32_t * keys;     // [TILE][DK / 2]
+    float   * qscale_k; // [TILE]
+    int32_t * pairs_v;  // [TILE / 2][DV], two cells each
+    float   * qscale_v; // [DV]
 
     // of the thread
     float   * floats;  // [TILE][DK or DV], as they are unpacked
@@ -62,11 +66,11 @@ struct state {
     int32_t * weights; // [TILE / 2][lanes]
     float   * bias;    // [TILE][lanes]
 
-    void take_scratch(const attention & a, memory & m) {
-        floats  = m.take<float>(TILE * std::max(a.DK(), a.DV()));
-        scores  = m.take<float>(TILE * PANEL);
-        weights = m.take<int32_t>(TILE / 2 * PANEL);
-        bias    = m.take<float>(TILE * PANEL);
+    void alloc_scratch(const attention & a, memory & m) {
+        floats  = m.alloc<float>(TILE * std::max(a.DK(), a.DV()));
+        scores  = m.alloc<float>(TILE * PANEL);
+        weights = m.alloc<int32_t>(TILE / 2 * PANEL);
+        bias    = m.alloc<float>(TILE * PANEL);
     }
 };
 
@@ -85,58 +89,58 @@ struct shared {
 
     // two chunks, of which one is unpacked while the other is computed with: [2][KV head][TILES]
     int32_t    * keys;
-    float      * worth_k;
+    float      * qscale_k;
     int32_t    * pairs_v;
-    float      * worth_v;
+    float      * qscale_v;
     tile_cells * cells;
 
     // blocks, [block][KV head]
     int32_t * queries;
     float   * values;
-    float   * worth_q;
+    float   * qscale_q;
     float   * max;
     float   * sum;
 
     shared(const attention & a, int64_t n_queries, memory & m) {
         const int64_t n_kv_heads = a.k->ne[2], n_unpacked = 2 * n_kv_heads * TILES;
-        seen    = m.take<uint64_t>(a.n_streams() * a.n_tiles());
-        shrink  = m.take<float>(a.n_streams() * n_kv_heads * a.DK());
-        keys    = m.take<int32_t>(n_unpacked * TILE * a.DK() / 2);
-        worth_k = m.take<float>(n_unpacked * TILE);
-        pairs_v = m.take<int32_t>(n_unpacked * TILE / 2 * a.DV());
-        worth_v = m.take<float>(n_unpacked * a.DV());
-        cells   = m.take<tile_cells>(n_unpacked);
-        queries = m.take<int32_t>(n_queries * a.DK() / 2);
-        values  = m.take<float>(n_queries * a.DV());
-        worth_q = m.take<float>(n_queries);
-        max     = m.take<float>(n_queries);
-        sum     = m.take<float>(n_queries);
+        seen     = m.alloc<uint64_t>(a.n_streams() * a.n_tiles());
+        shrink   = m.alloc<float>(a.n_streams() * n_kv_heads * a.DK());
+        keys     = m.alloc<int32_t>(n_unpacked * TILE * a.DK() / 2);
+        qscale_k = m.alloc<float>(n_unpacked * TILE);
+        pairs_v  = m.alloc<int32_t>(n_unpacked * TILE / 2 * a.DV());
+        qscale_v = m.alloc<float>(n_unpacked * a.DV());
+        cells    = m.alloc<tile_cells>(n_unpacked);
+        queries  = m.alloc<int32_t>(n_queries * a.DK() / 2);
+        values   = m.alloc<float>(n_queries * a.DV());
+        qscale_q = m.alloc<float>(n_queries);
+        max      = m.alloc<float>(n_queries);
+        sum      = m.alloc<float>(n_queries);
     }
 
     // the tile that is unpacked i-th of a chunk
     int64_t at(const attention & a, int64_t chunk, int64_t kv_head, int64_t i) const { return (chunk % 2 * a.k->ne[2] + kv_head) * TILES + i; }
 
-    void show_tile(const attention & a, int64_t at, state & t) const {
-        t.keys    = keys    + at * TILE * a.DK() / 2;
-        t.worth_k = worth_k + at * TILE;
-        t.pairs_v = pairs_v + at * TILE / 2 * a.DV();
-        t.worth_v = worth_v + at * a.DV();
+    void bind_tile(const attention & a, int64_t at, state & t) const {
+        t.keys     = keys    + at * TILE * a.DK() / 2;
+        t.qscale_k = qscale_k + at * TILE;
+        t.pairs_v  = pairs_v + at * TILE / 2 * a.DV();
+        t.qscale_v = qscale_v + at * a.DV();
     }
 
-    void show_queries(const attention & a, int64_t first, state & t) const {
-        t.queries = queries + first * a.DK() / 2;
-        t.values  = values  + first * a.DV();
-        t.worth_q = worth_q + first;
-        t.max     = max     + first;
-        t.sum     = sum     + first;
+    void bind_queries(const attention & a, int64_t first, state & t) const {
+        t.queries  = queries + first * a.DK() / 2;
+        t.values   = values  + first * a.DV();
+        t.qscale_q = qscale_q + first;
+        t.max      = max     + first;
+        t.sum      = sum     + first;
     }
 };
 
 // ---- a panel of queries and a tile of cells
 
-// Scores become weights, in pairs of cells. Returns by what the values so far shrink, and what a product with weights is worth.
+// Scores become weights, in pairs of cells. Returns by what the values so far shrink, and the scale of products with weights.
 template <int V>
-FR_INLINE void weigh(const state & t, int n, vec most, float * max, float * sum, int v, vec & shrink, vec & worth) {
+FR_INLINE void softmax_tile(const state & t, int n, vec most, float * max, float * sum, int v, vec & shrink, vec & qscale) {
     const vec lowest = FR(set1_ps)(-FLT_MAX); // where nothing is seen, so that exp(-inf - lowest) is zero
     const vec here   = FR(max_ps)(lowest, most);
     const vec before = FR(loadu_ps)(max);
@@ -160,18 +164,18 @@ FR_INLINE void weigh(const state & t, int n, vec most, float * max, float * sum,
         memcpy(t.weights + (c / 2 * V + v) * LANES, &two, sizeof(ivec));
     }
     shrink = ggml_v_expf(FR(sub_ps)(before, top));
-    worth  = FR(div_ps)(ggml_v_expf(FR(sub_ps)(here, top)), scale);
+    qscale  = FR(div_ps)(ggml_v_expf(FR(sub_ps)(here, top)), scale);
     FR(storeu_ps)(max, FR(max_ps)(before, most));
-    FR(storeu_ps)(sum, FR(fmadd_ps)(FR(loadu_ps)(sum), shrink, FR(mul_ps)(FR(cvtepi32_ps)(total), worth)));
+    FR(storeu_ps)(sum, FR(fmadd_ps)(FR(loadu_ps)(sum), shrink, FR(mul_ps)(FR(cvtepi32_ps)(total), qscale)));
 }
 
 // one panel of queries, from the first one on, and a tile of n cells
 template <int V> void attend(const attention & a, const state & t, int64_t first, int n, bool biased) {
     const int64_t DK = a.DK(), DV = a.DV();
-    vec most[V], shrink[V], worth[V], worth_q[V];
+    vec most[V], shrink[V], qscale[V], qscale_q[V];
     FR_UNROLL for (int v = 0; v < V; ++v) {
         most[v]    = FR(set1_ps)(-INFINITY);
-        worth_q[v] = FR(loadu_ps)(t.worth_q + first + v * LANES);
+        qscale_q[v] = FR(loadu_ps)(t.qscale_q + first + v * LANES);
     }
     ivec sums[PARTNERS][V];
     for (int c = 0; c < n; c += PARTNERS) {
@@ -179,7 +183,7 @@ template <int V> void attend(const attention & a, const state & t, int64_t first
         for (int s = 0; s < PARTNERS && c + s < n; ++s) {
             FR_UNROLL for (int v = 0; v < V; ++v) {
                 const int64_t at = ((c + s) * V + v) * LANES;
-                vec score = FR(mul_ps)(FR(cvtepi32_ps)(sums[s][v]), FR(mul_ps)(worth_q[v], FR(set1_ps)(t.worth_k[c + s])));
+                vec score = FR(mul_ps)(FR(cvtepi32_ps)(sums[s][v]), FR(mul_ps)(qscale_q[v], FR(set1_ps)(t.qscale_k[c + s])));
                 if (biased) {
                     score = FR(add_ps)(score, FR(loadu_ps)(t.bias + at));
                 }
@@ -189,7 +193,7 @@ template <int V> void attend(const attention & a, const state & t, int64_t first
         }
     }
     for (int v = 0; v < V; ++v) {
-        weigh<V>(t, n, most[v], t.max + first + v * LANES, t.sum + first + v * LANES, v, shrink[v], worth[v]);
+        softmax_tile<V>(t, n, most[v], t.max + first + v * LANES, t.sum + first + v * LANES, v, shrink[v], qscale[v]);
     }
     float * values = t.values + first * DV;
     for (int64_t d = 0; d < DV; d += PARTNERS) {
@@ -197,7 +201,7 @@ template <int V> void attend(const attention & a, const state & t, int64_t first
         for (int s = 0; s < PARTNERS; ++s) {
             FR_UNROLL for (int v = 0; v < V; ++v) {
                 float * value = values + ((d + s) * V + v) * LANES;
-                const vec more = FR(mul_ps)(FR(cvtepi32_ps)(sums[s][v]), FR(mul_ps)(worth[v], FR(set1_ps)(t.worth_v[d + s])));
+                const vec more = FR(mul_ps)(FR(cvtepi32_ps)(sums[s][v]), FR(mul_ps)(qscale[v], FR(set1_ps)(t.qscale_v[d + s])));
                 FR(storeu_ps)(value, FR(fmadd_ps)(FR(loadu_ps)(value), shrink[v], more));
             }
         }
@@ -233,7 +237,7 @@ void balance(const attention & a, int64_t stream, int64_t kv_head, const uint64_
         for (uint64_t left = seen[tile]; left; left &= left - 1) {
             if (i++ % step == 0) {
                 unpack(a.k->type, cell_of(a.k, stream, kv_head, tile * TILE + __builtin_ctzll(left)), floats, DK);
-                take_largest(floats, DK, shrink);
+                update_max_abs(floats, DK, shrink);
             }
         }
     }
@@ -245,7 +249,7 @@ void prepare_queries(const attention & a, const block & b, const state & t, cons
     memset(t.queries, 0, n * DK / 2 * sizeof(int32_t));
     memset(t.values,  0, n * a.DV() * sizeof(float));
     memset(t.sum,     0, n * sizeof(float));
-    memset(t.worth_q, 0, n * sizeof(float));
+    memset(t.qscale_q, 0, n * sizeof(float));
     std::fill(t.max, t.max + n, -INFINITY);
     for (int64_t first = 0; first < n; first += PANEL) {
         const int64_t width = b.width(first);
@@ -255,7 +259,7 @@ void prepare_queries(const attention & a, const block & b, const state & t, cons
             for (int64_t d = 0; d < DK; ++d) {
                 t.floats[d] = q[d] / shrink[d];
             }
-            t.worth_q[first + i] = a.scale * to_shorts(t.floats, DK, pairs);
+            t.qscale_q[first + i] = a.scale * to_shorts(t.floats, DK, pairs);
             for (int64_t p = 0; p < DK / 2; ++p) {
                 t.queries[first * DK / 2 + p * width + i] = pairs[p];
             }
@@ -274,10 +278,10 @@ void unpack_tile(const attention & a, int64_t stream, int64_t kv_head, const sta
         for (int64_t d = 0; d < DK; ++d) {
             t.floats[d] *= shrink[d];
         }
-        t.worth_k[n] = to_shorts(t.floats, DK, t.keys + n * DK / 2);
-        if (!std::isfinite(t.worth_k[n])) {
+        t.qscale_k[n] = to_shorts(t.floats, DK, t.keys + n * DK / 2);
+        if (!std::isfinite(t.qscale_k[n])) {
             memset(t.keys + n * DK / 2, 0, DK / 2 * sizeof(int32_t));
-            t.worth_k[n] = 0.0f;
+            t.qscale_k[n] = 0.0f;
             found.bad |= 1ull << n;
         }
         ++n;
@@ -290,7 +294,7 @@ void unpack_tile(const attention & a, int64_t stream, int64_t kv_head, const sta
             found.bad |= 1ull << i;
         }
     }
-    to_pairs(t.floats, n, DV, t.pairs_v, t.worth_v);
+    to_pairs(t.floats, n, DV, t.pairs_v, t.qscale_v);
 }
 
 // what masks, and cells that are bad, add to the scores of a panel
@@ -339,7 +343,7 @@ void compute_block(const attention & a, const block & b, const shared & all, int
         bool any = false, biased = false;
         for (int64_t row = b.row; row < b.row + b.n_rows; ++row) {
             const ggml_fp16_t * mask = a.mask_of(b.stream, row);
-            const sight s = look(mask ? mask + begin : nullptr, (int) std::min(TILE, a.n_cells() - begin));
+            const visibility s = visibility_of(mask ? mask + begin : nullptr, (int) std::min(TILE, a.n_cells() - begin));
             any    |= s.cells != 0;
             biased |= s.biased || s.cells != seen[tile];
         }
@@ -348,7 +352,7 @@ void compute_block(const attention & a, const block & b, const shared & all, int
         }
         const int64_t at = all.at(a, chunk, b.kv_head, tile % TILES);
         const tile_cells & found = all.cells[at];
-        all.show_tile(a, at, t);
+        all.bind_tile(a, at, t);
         biased |= found.bad != 0;
         for (int64_t first = 0; first < b.n_queries; first += PANEL) {
             if (biased) {
@@ -361,12 +365,12 @@ void compute_block(const attention & a, const block & b, const shared & all, int
 }
 
 // the cells of tiles [begin, end) that any row sees
-void look_at_tiles(const attention & a, int64_t stream, int64_t begin, int64_t end, uint64_t * seen) {
+void find_visible_cells(const attention & a, int64_t stream, int64_t begin, int64_t end, uint64_t * seen) {
     memset(seen + begin, 0, (end - begin) * sizeof(uint64_t));
     for (int64_t row = 0; row < a.n_rows; ++row) {
         const ggml_fp16_t * mask = a.mask_of(stream, row);
         for (int64_t tile = begin; tile < end; ++tile) {
-            seen[tile] |= look(mask ? mask + tile * TILE : nullptr, (int) std::min(TILE, a.n_cells() - tile * TILE)).cells;
+            seen[tile] |= visibility_of(mask ? mask + tile * TILE : nullptr, (int) std::min(TILE, a.n_cells() - tile * TILE)).cells;
         }
     }
 }
@@ -402,7 +406,7 @@ void unpack_chunk(const attention & a, int64_t stream, int64_t chunk, const shar
         const int64_t at = all.at(a, chunk, kv_head, i / n_kv_heads);
         const uint64_t seen = all.seen[stream * a.n_tiles() + tile];
         if (seen != 0) {
-            all.show_tile(a, at, t);
+            all.bind_tile(a, at, t);
             unpack_tile(a, stream, kv_head, t, all.shrink + (stream * n_kv_heads + kv_head) * a.DK(), tile * TILE, seen, all.cells[at]);
         }
     }
@@ -414,8 +418,8 @@ void compute_group(const ggml_compute_params * params, const attention & a, cons
     const int64_t n_items  = parts.n_items(a, parts.until(a, from) - from);
     const int64_t n_chunks = (a.n_tiles() + TILES - 1) / TILES;
 
-    const auto show = [&](int64_t item) {
-        all.show_queries(a, item * parts.n_queries, t);
+    const auto bind = [&](int64_t item) {
+        all.bind_queries(a, item * parts.n_queries, t);
         return parts.at(a, stream, from, item);
     };
     if (ith == 0) {
@@ -424,7 +428,7 @@ void compute_group(const ggml_compute_params * params, const attention & a, cons
     ggml_barrier(params->threadpool);
 
     for (int64_t item = ith; item < n_items; item += nth) {
-        const block b = show(item);
+        const block b = bind(item);
         prepare_queries(a, b, t, all.shrink + (stream * a.k->ne[2] + b.kv_head) * a.DK());
     }
     unpack_chunk(a, stream, 0, all, t, ith, nth);
@@ -438,12 +442,12 @@ void compute_group(const ggml_compute_params * params, const attention & a, cons
             unpack_chunk(a, stream, chunk + 1, all, t, ith, nth);
         }
         if (chunk < n_chunks) {
-            const block b = show(n_items - 1 - drawn % n_items); // rows that see most come first
+            const block b = bind(n_items - 1 - drawn % n_items); // rows that see most come first
             compute_block(a, b, all, chunk, t);
         }
     }
     for (int64_t item = ith; item < n_items; item += nth) {
-        const block b = show(item);
+        const block b = bind(item);
         store_values(a, b, t, dst);
     }
 }
@@ -452,11 +456,11 @@ void compute_group(const ggml_compute_params * params, const attention & a, cons
 
 size_t ggml_large_batch_attention_wdata_size(int n_tasks, const ggml_tensor * dst) {
     const attention a(dst);
-    if (!a.takes()) {
+    if (!a.handles()) {
         return 0;
     }
     memory one = { nullptr }, all = { nullptr };
-    state().take_scratch(a, one);
+    state().alloc_scratch(a, one);
     int64_t n_queries = 0;
     for (int n = 1; n <= n_tasks; ++n) { // there may be fewer threads than were asked for
         const sharing parts(a, n);
@@ -468,7 +472,7 @@ size_t ggml_large_batch_attention_wdata_size(int n_tasks, const ggml_tensor * ds
 
 bool ggml_compute_forward_large_batch_attention(const ggml_compute_params * params, ggml_tensor * dst) {
     const attention a(dst);
-    if (params->use_ref || !a.takes()) {
+    if (params->use_ref || !a.handles()) {
         return false;
     }
     const int ith = params->ith, nth = params->nth;
@@ -476,14 +480,14 @@ bool ggml_compute_forward_large_batch_attention(const ggml_compute_params * para
 
     memory rest = { (char *) GGML_PAD((uintptr_t) params->wdata, 64) }, one = { nullptr };
     const shared all(a, parts.n_items(a, parts.group) * parts.n_queries, rest);
-    state().take_scratch(a, one);
+    state().alloc_scratch(a, one);
     memory mine = { rest.base + rest.size + ith * one.size };
     state t;
-    t.take_scratch(a, mine);
+    t.alloc_scratch(a, mine);
 
     const int64_t n_tiles = a.n_tiles(), n_kv_heads = a.k->ne[2];
     for (int64_t stream = 0; stream < a.n_streams(); ++stream) {
-        look_at_tiles(a, stream, n_tiles * ith / nth, n_tiles * (ith + 1) / nth, all.seen + stream * n_tiles);
+        find_visible_cells(a, stream, n_tiles * ith / nth, n_tiles * (ith + 1) / nth, all.seen + stream * n_tiles);
     }
     ggml_barrier(params->threadpool);
     for (int64_t i = ith; i < a.n_streams() * n_kv_heads; i += nth) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// The products of a tile of rows with any number of columns: weights of all types become bytes in one layout first.
+// The kernels of large-batch.cpp on x86 (AVX-512 or AVX2): a tile of rows of any type becomes bytes in one layout, and is multiplied
+// with any number of columns. How a type is read is in small-batch-types.h.
 
 #include "small-batch-kernels-32.h"
 
@@ -65,10 +66,10 @@ SB_INLINE bytes plus_128(bytes x)                                      { return 
 template <class T> struct in_tile {
 #if defined(SB_512) || defined(__AVXVNNI__)
     static constexpr bool SIGNED = false;
-    static constexpr int  BIAS   = T::SIGNED ? 128 : T::BIAS;
-    SB_INLINE bytes bytes_of(bytes x) { return T::SIGNED ? plus_128(x) : x; }
+    static constexpr int  BIAS   = IS_SIGNED<T> ? 128 : T::BIAS;
+    SB_INLINE bytes bytes_of(bytes x) { return IS_SIGNED<T> ? plus_128(x) : x; }
 #else
-    static constexpr bool SIGNED = T::SIGNED;
+    static constexpr bool SIGNED = IS_SIGNED<T>;
     static constexpr int  BIAS   = T::BIAS;
     SB_INLINE bytes bytes_of(bytes x) { return x; }
 #endif
@@ -104,13 +105,13 @@ template <class T> void unpack_256(const char * const * rows, int64_t first, int
                 shorts s, m = _mm256_setzero_si256();
                 T::groups(*x[i], s, m);
                 scales[i] = scaled(s, T::d(*x[i]));
-                if constexpr (T::MINS) {
+                if constexpr (HAS_MIN<T>) {
                     mins[i] = scaled(m, -T::dmin(*x[i]));
                 }
             }
             const int64_t at = u * n_groups * TILE_ROWS + v * LANES;
             transpose_groups<T::OWN_SCALE>(scales, out.scales + at);
-            if constexpr (T::MINS) {
+            if constexpr (HAS_MIN<T>) {
                 transpose_groups<T::OWN_SCALE>(mins, out.mins + at);
             }
             char * quants = out.quants + u * QK_K * TILE_ROWS + v * sizeof(ivec);
@@ -124,8 +125,6 @@ template <class T> void unpack_256(const char * const * rows, int64_t first, int
 
 // both: blocks a and b of 32 weights of a row, as 64 bytes
 template <class T> struct blocks_32 : T {
-    static constexpr bool SIGNED = true;
-    static constexpr int  BIAS = 0, MOST = 127;
     SB_INLINE bytes both(const char * row, int64_t a, int64_t b) {
         return join(T::quants(row + a * sizeof(typename T::block), row + b * sizeof(typename T::block), 0), T::quants(row, row, b));
     }
@@ -149,16 +148,6 @@ template <class T> struct blocks_of_nibbles : T {
     static const typename T::block & at(const char * row, int64_t i) { return ((const typename T::block *) row)[i]; }
 };
 
-// a part of the block
-template <class T> struct blocks_of_bits : T {
-    static constexpr int PARTS = T::UNIT / QK8_0;
-    SB_INLINE bytes both(const char * row, int64_t a, int64_t b) {
-        const auto part = [&](int64_t i) { return T::in_order(at(row, i).qs + i % PARTS * (QK8_0 / T::N_BITS)); };
-        return joined(part(a), part(b));
-    }
-    static const typename T::block & at(const char * row, int64_t i) { return ((const typename T::block *) row)[i / PARTS]; }
-};
-
 // two blocks at a time; of an odd number the last one twice, which the tile has room for
 template <class T> void unpack_32(const char * const * rows, int64_t first, int64_t n_units, const tile & out) {
     for (int v = 0; v < VECTORS; ++v) {
@@ -170,7 +159,7 @@ template <class T> void unpack_32(const char * const * rows, int64_t first, int6
                 x[i] = in_tile<T>::bytes_of(T::both(row, a, b));
                 out.scales[place] = T::scale(T::at(row, a));
                 out.scales[place + TILE_ROWS] = T::scale(T::at(row, b));
-                if constexpr (T::MINS) {
+                if constexpr (HAS_MIN<T>) {
                     out.mins[place] = T::min(T::at(row, a));
                     out.mins[place + TILE_ROWS] = T::min(T::at(row, b));
                 }
@@ -204,14 +193,14 @@ template <class T> void prepare_unit_256(const float * x, void * out) {
     float sums[16];
     prepare_256(x, quants, sums, &y.scale);
     memcpy(y.quants, quants, QK_K);
-    set_offsets(y, in_tile<T>::BIAS, T::MINS);
+    set_offsets(y, in_tile<T>::BIAS, HAS_MIN<T>);
 }
 
 template <class T> void prepare_unit_32(const float * x, void * out) {
     column_unit<QK8_0, QK8_0> & y = *(column_unit<QK8_0, QK8_0> *) out;
     float sum;
-    y.scale = quantize_block<T::MINS>(x, y.quants, &sum, 1);
-    if (T::MINS) {
+    y.scale = quantize_block<HAS_MIN<T>>(x, y.quants, &sum, 1);
+    if (HAS_MIN<T>) {
         memcpy(y.offsets, &sum, sizeof(sum));
     } else {
         set_offsets(y, in_tile<T>::BIAS, false);

@@ -1,3 +1,6 @@
+// SSM_CONV, CONCAT, MUL by a number for each row, and GATED_DELTA_NET of many tokens, all in F32. x86 with AVX2 or AVX-512, 64-bit ARM.
+// Called by the ggml_compute_forward_*() of these operations in ops.cpp and binary-ops.cpp.
+
 // GCC 12 warns of its own header wherever an AVX-512 function of it is inlined
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -32,7 +35,6 @@ bool ggml_cpu_large_batch(void) {
 #if defined(__GNUC__) && (defined(__aarch64__) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)))
 
 #if defined(__aarch64__)
-#include "small-batch-product.h"
 #include "vectors-neon.h"
 #else
 #include "small-batch-simd.h"

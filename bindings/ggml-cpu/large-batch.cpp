@@ -1,3 +1,8 @@
+// MUL_MAT and MUL_MAT_ID of many columns (17 of super-blocks, 33 of blocks of 32, or more). x86 with AVX2 or AVX-512; all types of
+// small-batch.cpp but NVFP4.
+// Called by ggml_compute_forward_mul_mat() and _mul_mat_id() (ggml-cpu.c) before small-batch.cpp; ggml_graph_plan() asks for its
+// work size.
+
 // GCC 12 warns of its own header wherever an AVX-512 function of it is inlined
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -52,7 +57,7 @@ typedef std::make_integer_sequence<int, MAX_COLS> all_cols;
 
 template <class T> const kernel * kernel_256() {
     static const kernel k = [] {
-        kernel made  = make_kernel<T, QK_K, T::OWN_SCALE, T::MINS>(all_cols());
+        kernel made  = make_kernel<T, QK_K, T::OWN_SCALE, HAS_MIN<T>>(all_cols());
         made.prepare = prepare_unit_256<T>;
         made.unpack  = unpack_256<T>;
         return made;
@@ -62,7 +67,7 @@ template <class T> const kernel * kernel_256() {
 
 template <class T> const kernel * kernel_32() {
     static const kernel k = [] {
-        kernel made  = make_kernel<T, QK8_0, QK8_0, T::MINS>(all_cols());
+        kernel made  = make_kernel<T, QK8_0, QK8_0, HAS_MIN<T>>(all_cols());
         made.prepare = prepare_unit_32<T>;
         made.unpack  = unpack_32<T>;
         return made;
@@ -85,8 +90,6 @@ const kernel * kernel_of(ggml_type type) {
         case GGML_TYPE_IQ3_S:   return kernel_256<type_iq3_s>();
         case GGML_TYPE_IQ1_S:   return kernel_256<type_iq1_s>();
         case GGML_TYPE_IQ1_M:   return kernel_256<type_iq1_m>();
-        case GGML_TYPE_TQ1_0:   return kernel_256<type_tq1_0>();
-        case GGML_TYPE_TQ2_0:   return kernel_256<type_tq2_0>();
         case GGML_TYPE_Q8_0:    return kernel_32<blocks_32<type_q8_0>>();
         case GGML_TYPE_Q5_0:    return kernel_32<blocks_of_nibbles<type_q5_0>>();
         case GGML_TYPE_Q4_0:    return kernel_32<blocks_of_nibbles<type_q4_0>>();
@@ -94,8 +97,6 @@ const kernel * kernel_of(ggml_type type) {
         case GGML_TYPE_MXFP4:   return kernel_32<blocks_of_nibbles<type_mxfp4>>();
         case GGML_TYPE_Q4_1:    return kernel_32<blocks_of_nibbles<type_q4_1>>();
         case GGML_TYPE_Q5_1:    return kernel_32<blocks_of_nibbles<type_q5_1>>();
-        case GGML_TYPE_Q1_0:    return kernel_32<blocks_of_bits<type_q1_0>>();
-        case GGML_TYPE_Q2_0:    return kernel_32<blocks_of_bits<type_q2_0>>();
         default:                return nullptr;
     }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-// Which tokens the experts of a MUL_MAT_ID serve.
+// Which tokens the experts of a MUL_MAT_ID serve: sorted by expert, for small-batch.cpp and large-batch.cpp, so that each expert is
+// read once for all of its tokens.
 
 #include "ggml-impl.h"
 

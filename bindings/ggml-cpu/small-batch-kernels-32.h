@@ -1,6 +1,7 @@
 #pragma once
 
-// The products of some rows with 1 to 8 columns: blocks of 32.
+// The kernels of small-batch.cpp for blocks of 32 weights (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4, NVFP4) on x86 (AVX-512 or
+// AVX2): some rows times 1 to 8 columns.
 
 #include "small-batch-kernels.h"
 
@@ -246,7 +247,7 @@ template <class T, int n> SB_INLINE void group_nibbles(const product & p, const 
         _mm_prefetch(next, _MM_HINT_T0);
         _mm_prefetch(next + 64, _MM_HINT_T0);
         __m128 scales = T::scales(x, x_stride), mins = scales;
-        if constexpr (T::MINS) {
+        if constexpr (HAS_MIN<T>) {
             mins = T::mins(x, x_stride);
         }
         if (n == 1) {
@@ -269,10 +270,10 @@ template <class T, int n> SB_INLINE void group_nibbles(const product & p, const 
                     memcpy(&bias, y.sums + j, sizeof(bias));
                 }
                 const char * q = y.y + QK8_0 * j;
-                const ivec sum = dot_nibbles<T::SIGNED, n == 1>(SB(set1_epi32)(bias), low, load_16(q), high, load_16(q + 16));
+                const ivec sum = dot_nibbles<IS_SIGNED<T>, n == 1>(SB(set1_epi32)(bias), low, load_16(q), high, load_16(q + 16));
                 const fvec by = n == 1 ? d : SB(mul_ps)(d, SB(set1_ps)(y.scales[j]));
                 acc[j][v] = SB(fmadd_ps)(by, SB(cvtepi32_ps)(sum), acc[j][v]);
-                if (T::MINS) {
+                if (HAS_MIN<T>) {
                     acc[j][v] = SB(fmadd_ps)(four_each(mins, v), SB(set1_ps)(y.sums[j]), acc[j][v]);
                 }
             });
@@ -290,8 +291,8 @@ template <class T, int n> void rows_nibbles(const product & p, int64_t begin, in
 
 // the block and, as an int, what the bias adds in each of the 4 lanes of a row; or with MINS its sum for each of them
 template <class T> void prepare_nibbles(const float * x, char * y, float * sums, float * scale) {
-    *scale = quantize_block<T::MINS>(x, (int8_t *) y, sums, 4);
-    if (!T::MINS) {
+    *scale = quantize_block<HAS_MIN<T>>(x, (int8_t *) y, sums, 4);
+    if (!HAS_MIN<T>) {
         int32_t sum = 0;
         for (int i = 0; i < QK8_0; ++i) {
             sum += y[i];
@@ -299,82 +300,6 @@ template <class T> void prepare_nibbles(const float * x, char * y, float * sums,
         sum *= -T::BIAS / 4;
         memcpy(sums, &sum, sizeof(sum));
     }
-}
-
-// ---- bits
-
-// sum = begin and x . y of all steps in each lane; sums of pairs of all steps fit into 16 bits
-template <bool first, bool last> SB_INLINE void dot_bits(ivec & sum, ivec & pairs, const float * begin, ivec x, ivec y) {
-#if defined(SB_512) || defined(__AVXVNNI__)
-    (void) pairs;
-    sum = SB_DPBUSD(first ? load_16((const char *) begin) : sum, x, y);
-#else
-    const ivec two = _mm256_maddubs_epi16(x, y);
-    pairs = first ? two : _mm256_add_epi16(pairs, two);
-    if (last) {
-        sum = _mm256_add_epi32(load_16((const char *) begin), _mm256_madd_epi16(_mm256_set1_epi16(1), pairs));
-    } else {
-        __asm__("" : "+x"(pairs)); // in this order, or GCC unpacks more than the registers hold
-    }
-#endif
-}
-
-template <class T, int n, int r> SB_INLINE void step_bits(ivec q, const char * y, const float * begin, ivec * sum, ivec * pairs) {
-    const ivec x = T::template bits<r>(q);
-    SB_UNROLL for (int j = 0; j < n; ++j) {
-        dot_bits<r == 0, r == T::N_BITS - 1>(sum[j], pairs[j], begin + 4 * j, x, load_16(y + T::UNIT * j + 16 * r));
-    }
-    if constexpr (r + 1 < T::N_BITS) {
-        step_bits<T, n, r + 1>(q, y, begin, sum, pairs);
-    }
-}
-
-// GROUP rows, or one in all places; 4 lanes to a row, each with its own scale of a column
-template <class T, int n> SB_INLINE void group_bits(const product & p, const char * x, size_t x_stride, float (*result)[GROUP]) {
-    fvec acc[n][REGISTERS];
-    SB_UNROLL for (int i = 0; i < n * REGISTERS; ++i) {
-        acc[i / REGISTERS][i % REGISTERS] = SB(setzero_ps)();
-    }
-    columns y = p.y;
-    const char * next = x + GROUP * x_stride;
-    for (int64_t i = 0; i < p.n_units; ++i, x += sizeof(typename T::block), next += GROUP * sizeof(typename T::block)) {
-        _mm_prefetch(next, _MM_HINT_T0);
-        _mm_prefetch(next + 64, _MM_HINT_T0);
-        const __m128 scales = T::scales(x, x_stride);
-        SB_UNROLL for (int v = 0; v < REGISTERS; ++v) {
-            ivec sum[n], pairs[n];
-            const ivec q = rows_of_16(x + v * ROWS * x_stride + offsetof(typename T::block, qs), x_stride);
-            step_bits<T, n, 0>(q, y.y, y.sums, sum, pairs);
-            SB_UNROLL for (int j = 0; j < n; ++j) {
-                const fvec by = SB(mul_ps)(four_each(scales, v), four_floats_at(y.scales + 4 * j));
-                acc[j][v] = SB(fmadd_ps)(by, SB(cvtepi32_ps)(sum[j]), acc[j][v]);
-            }
-        }
-        y.y += n * T::UNIT, y.sums += 4 * n, y.scales += 4 * n;
-    }
-    sums_of_rows<n>(acc, result);
-}
-
-template <class T, int n> void rows_bits(const product & p, int64_t begin, int64_t end) {
-    rows_by_group<n>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[GROUP]) {
-        group_bits<T, n>(p, x, x_stride, result);
-    });
-}
-
-// 16 bytes of weight 0 of each byte, of weight 1 and so on; what the bias adds to each of the 4 lanes, and their scales
-template <class T> void prepare_bits(const float * x, char * y, float * sums, float * scales) {
-    int32_t lanes[4] = {};
-    for (int i = 0; i < T::UNIT; i += QK8_0) {
-        int8_t quants[QK8_0];
-        const float scale = quantize_block<false>(x + i, quants, nullptr, 0);
-        for (int k = 0; k < QK8_0; ++k) {
-            const int byte = (i + k) / T::N_BITS;
-            y[(i + k) % T::N_BITS * 16 + byte] = quants[k];
-            lanes[byte / 4] -= T::BIAS * quants[k];
-            scales[byte / 4] = scale;
-        }
-    }
-    memcpy(sums, lanes, sizeof(lanes));
 }
 
 } // namespace

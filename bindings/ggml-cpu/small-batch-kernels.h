@@ -1,8 +1,8 @@
 #pragma once
 
-// The products of some rows with 1 to 8 columns: super-blocks of 256.
+// The kernels of small-batch.cpp for super-blocks of 256 weights (K quants, IQ1 to IQ4_XS) on x86 (AVX-512 or AVX2): some rows times
+// 1 to 8 columns. Q4_K on AVX2 is in small-batch-lanes.h.
 
-#include "small-batch-product.h"
 #include "small-batch-types.h"
 
 #include "quants.h"
@@ -48,12 +48,13 @@ template <class T, int n, typename F> SB_INLINE void each_group(const product & 
 // ---- super-blocks of 256
 
 // the groups of 32 weights that a step multiplies
-template <class T> constexpr int first_group(int v)  { return T::APART ? v / 2 * 4 + v % 2 : 2 * v; }
-template <class T> constexpr int second_group(int v) { return first_group<T>(v) + (T::APART ? 2 : 1); }
+template <class T> constexpr bool SPLIT = T::FORMULA == formula::MIN_SPLIT;
+template <class T> constexpr int first_group(int v)  { return SPLIT<T> ? v / 2 * 4 + v % 2 : 2 * v; }
+template <class T> constexpr int second_group(int v) { return first_group<T>(v) + (SPLIT<T> ? 2 : 1); }
 
 template <class T, int v> SB_INLINE bytes quants_of_step(const typename T::block & b) {
-    if constexpr (T::APART) {
-        return T::template quants_apart<v>(b);
+    if constexpr (SPLIT<T>) {
+        return T::template quants_split<v>(b);
     } else {
         return T::template quants<v>(b);
     }
@@ -87,7 +88,7 @@ template <class T> struct offsets {
     floats by;
     SB_INLINE floats of(const typename T::block & b, shorts scales, shorts mins, float d) {
         float by = T::BIAS * d;
-        if constexpr (T::MINS) {
+        if constexpr (HAS_MIN<T>) {
             scales = mins;
             by = T::dmin(b);
         }
@@ -99,7 +100,7 @@ template <class T> struct offsets {
     offsets(const typename T::block & b, shorts scales, shorts mins, float d) : by(of(b, scales, mins, d)) {}
     ivec begin(const float *) const { return _mm512_setzero_si512(); }
     fvec end(fvec acc, const float * sums, float) const {
-        return T::MINS || T::BIAS ? _mm512_fnmadd_ps(by, _mm512_load_ps(sums), acc) : acc;
+        return HAS_MIN<T> || T::BIAS ? _mm512_fnmadd_ps(by, _mm512_load_ps(sums), acc) : acc;
     }
 };
 
@@ -115,13 +116,13 @@ template <int OWN_SCALE> SB_INLINE void set_sums(float * sums, int i, int32_t a,
 
 template <class T, int n, int v> SB_INLINE void step(const typename T::block & b, const scales_of_block<T> & scales, const char * y, ivec * sum) {
     bytes x = quants_of_step<T, v>(b);
-    const __mmask64 negative = T::SIGNED ? _mm512_movepi8_mask(x) : 0;
-    if (T::SIGNED) {
+    const __mmask64 negative = IS_SIGNED<T> ? _mm512_movepi8_mask(x) : 0;
+    if (IS_SIGNED<T>) {
         x = _mm512_abs_epi8(x);
     }
     const bytes s = scales_of_step<T, v>(scales);
     SB_UNROLL for (int j = 0; j < n; ++j) {
-        sum[j] = dot(sum[j], x, negative, T::SIGNED, y + QK_K * j + 64 * v, s);
+        sum[j] = dot(sum[j], x, negative, IS_SIGNED<T>, y + QK_K * j + 64 * v, s);
     }
 }
 
@@ -148,7 +149,7 @@ template <> struct scales_at<16> {
 };
 
 template <class T> using scales_of_block = scales_at<T::OWN_SCALE>;
-template <class T> SB_INLINE scales_of_block<T> multipliers(shorts scales) { return { scales, T::EIGHTHS }; }
+template <class T> SB_INLINE scales_of_block<T> multipliers(shorts scales) { return { scales, T::FORMULA == formula::GRID_OFFSETS }; }
 
 template <class T, int v> SB_INLINE bytes scales_of_step(const scales_of_block<T> & scales) {
     return { scales.template group<first_group<T>(v)>(), scales.template group<second_group<T>(v)>() };
@@ -162,31 +163,31 @@ SB_INLINE ivec dot_256(ivec sum, __m256i x, __m256i sign, bool is_signed, const 
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, b), scales));
 }
 
-// What biases and minima take away: products of shorts, with sums of 16 quants. A bias goes into the sums of products, whose
-// pairs have 16 bits where there is one scale. Quants whose signs go to the columns have none.
+// What biases and minima take away: products of shorts, with sums of 16 quants. A bias goes into the sums of products. Quants
+// whose signs go to the columns have none.
 template <class T> struct offsets {
-    static constexpr int BIAS = T::SIGNS ? 0 : T::BIAS;
+    static constexpr int BIAS = T::FORMULA == formula::GRID_SIGNS ? 0 : T::BIAS;
     shorts by;
     float dmin;
     SB_INLINE float dmin_of(const typename T::block & b) {
-        if constexpr (T::MINS) {
+        if constexpr (HAS_MIN<T>) {
             return T::dmin(b);
         }
         return (void) b, 0.0f;
     }
     SB_INLINE shorts of(const typename T::block & b, shorts scales, shorts mins) {
-        if constexpr (T::EIGHTHS) {
+        if constexpr (T::FORMULA == formula::GRID_OFFSETS) {
             return T::offsets(b, scales);
         }
-        return (void) b, T::MINS ? mins : _mm256_mullo_epi16(scales, _mm256_set1_epi16(-BIAS));
+        return (void) b, HAS_MIN<T> ? mins : _mm256_mullo_epi16(scales, _mm256_set1_epi16(-BIAS));
     }
     offsets(const typename T::block & b, shorts scales, shorts mins, float) : by(of(b, scales, mins)), dmin(dmin_of(b)) {}
     ivec begin(const float * sums) const {
         const shorts own = _mm256_load_si256((const __m256i *) sums);
-        return !BIAS ? _mm256_setzero_si256() : T::ONE_SCALE ? _mm256_mullo_epi16(by, own) : _mm256_madd_epi16(by, own);
+        return BIAS ? _mm256_madd_epi16(by, own) : _mm256_setzero_si256();
     }
     fvec end(fvec acc, const float * sums, float y_scale) const {
-        if (!T::MINS) {
+        if (!HAS_MIN<T>) {
             return acc;
         }
         const ivec sum = _mm256_madd_epi16(by, _mm256_load_si256((const __m256i *) sums));
@@ -201,33 +202,23 @@ template <int> SB_INLINE void set_sums(float * sums, int i, int32_t a, int32_t b
 
 template <class T, int n, int v> SB_INLINE void step(const typename T::block & b, const scales_of_block<T> & scales, const char * y, ivec * sum) {
     bytes x, sign;
-    if constexpr (T::SIGNS) { // a column takes them: to make weights signed takes one column longer
+    if constexpr (T::FORMULA == formula::GRID_SIGNS) { // a column takes them: to make weights signed takes one column longer
         x    = T::template grid<v>(b);
         sign = operator_or(T::template minuses<v>(b), fill(1));
-    } else if constexpr (T::EIGHTHS) {
+    } else if constexpr (T::FORMULA == formula::GRID_OFFSETS) {
         x = T::template grid<v>(b); // from -1 on
         x = sign = { _mm256_add_epi8(x.lo, _mm256_set1_epi8(1)), _mm256_add_epi8(x.hi, _mm256_set1_epi8(1)) };
     } else {
         x = sign = quants_of_step<T, v>(b);
     }
-    if (T::SIGNED) {
+    if (IS_SIGNED<T>) {
         x = { _mm256_abs_epi8(x.lo), _mm256_abs_epi8(x.hi) };
     }
-    if constexpr (T::ONE_SCALE) { // of the block: sums of pairs in 16 bits
-        SB_UNROLL for (int j = 0; j < n; ++j) {
-            const __m256i * q = (const __m256i *) (y + QK_K * j + 64 * v);
-            const ivec two = _mm256_add_epi16(_mm256_maddubs_epi16(x.lo, _mm256_load_si256(q)), _mm256_maddubs_epi16(x.hi, _mm256_load_si256(q + 1)));
-            sum[j] = _mm256_add_epi16(sum[j], two);
-            if (v == 3) {
-                sum[j] = _mm256_madd_epi16(sum[j], _mm256_set1_epi16(1));
-            }
-        }
-        return;
-    }
     const bytes s = scales_of_step<T, v>(scales);
+    constexpr bool signs = IS_SIGNED<T> || T::FORMULA == formula::GRID_SIGNS;
     SB_UNROLL for (int j = 0; j < n; ++j) {
-        sum[j] = dot_256(sum[j], x.lo, sign.lo, T::SIGNED || T::SIGNS, y + QK_K * j + 64 * v, s.lo);
-        sum[j] = dot_256(sum[j], x.hi, sign.hi, T::SIGNED || T::SIGNS, y + QK_K * j + 64 * v + 32, s.hi);
+        sum[j] = dot_256(sum[j], x.lo, sign.lo, signs, y + QK_K * j + 64 * v, s.lo);
+        sum[j] = dot_256(sum[j], x.hi, sign.hi, signs, y + QK_K * j + 64 * v + 32, s.hi);
     }
 }
 
@@ -277,7 +268,7 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
 }
 
 // 256 floats as quantize_row_q8_K_ref has them, and sums of each 16 or 32, as offsets wants them
-template <int OWN_SCALE = 16, bool APART = false> void prepare_256(const float * x, char * y, float * sums, float * scale) {
+template <int OWN_SCALE = 16, bool SPLIT = false> void prepare_256(const float * x, char * y, float * sums, float * scale) {
     __m256 most = _mm256_loadu_ps(x), least = most;
     for (int i = 8; i < QK_K; i += 8) {
         most  = _mm256_max_ps(most,  _mm256_loadu_ps(x + i));
@@ -308,7 +299,7 @@ template <int OWN_SCALE = 16, bool APART = false> void prepare_256(const float *
         }
         const __m256i packed = _mm256_permutevar8x32_epi32(
             _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        const bool swapped = APART && (i / 32 % 4 == 1 || i / 32 % 4 == 2);
+        const bool swapped = SPLIT && (i / 32 % 4 == 1 || i / 32 % 4 == 2);
         _mm256_store_si256((__m256i *) (y + (swapped ? i ^ 96 : i)), packed);
         __m256i sum = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed), _mm256_set1_epi16(1));
         sum = _mm256_hadd_epi32(sum, sum);

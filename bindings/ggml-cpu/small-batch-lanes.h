@@ -1,7 +1,7 @@
 #pragma once
 
-// The products of some rows with 1 to 8 columns where a lane is a row, on AVX2: no sums across lanes, and as many pairs of
-// products are added as 16 bits hold before a scale is applied to them.
+// The kernel of small-batch.cpp for Q4_K on AVX2: some rows times 1 to 8 columns, where a lane is a row. No sums go across lanes,
+// and as many pairs of products are added as 16 bits hold before a scale is applied to them.
 
 #include "small-batch-kernels.h"
 

@@ -1,20 +1,47 @@
 #pragma once
 
-// Vectors of 512 bits where there is AVX-512 VNNI, of 256 else, for small-batch-types.h and small-batch-kernels.h.
-
-#include "small-batch-product.h"
+// What the kernels of small-batch.cpp and large-batch.cpp are given, and vectors for them: of 512 bits where there is AVX-512 VNNI,
+// of 256 (AVX2) else.
 
 #include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
 #include "simd-mappings.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+
+#define SB_INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define SB_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define SB_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define SB_512
 #endif
 
 namespace {
+
+constexpr int MAX_PASS = 8; // columns that one pass over the rows computes
+constexpr int GROUP    = 4; // rows that are finished together
+
+// Columns are prepared once for all rows, in units: a number of bytes, then for some types sums and a scale. The units
+// of the columns of a pass lie side by side: unit 0 of each, unit 1 of each and so on.
+struct columns {
+    char  * y;
+    float * sums;
+    float * scales;
+};
+
+struct product {
+    int64_t      n_units; // per row and per column
+    const char * x;       // rows
+    size_t       x_stride;
+    columns      y;
+    float *      dst[MAX_PASS];
+};
 
 // 64 bytes; what belongs to 16 groups of weights: 16 shorts, 16 floats; and a register of floats
 typedef __m256i shorts;
@@ -270,7 +297,6 @@ template <bool second> SB_INLINE ivec with_fifth_bits(ivec x, ivec bits) {
     const __mmask64 set = _mm512_test_epi8_mask(own, _mm512_set1_epi64((int64_t) 0x8040201008040201));
     return _mm512_mask_add_epi8(x, set, x, _mm512_set1_epi8(16));
 }
-SB_INLINE fvec four_floats_at(const float * p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
 SB_INLINE fvec four_each(__m128 x, int)          { return four_floats(x); } // those of the rows of register v
 #else
 SB_INLINE ivec rows_of_16(const char * x, size_t x_stride) {
@@ -283,7 +309,6 @@ template <bool second> SB_INLINE ivec with_fifth_bits(ivec x, ivec bits) {
     const __m256i set   = _mm256_cmpeq_epi8(_mm256_and_si256(own, bit), bit);
     return _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi8(16)));
 }
-SB_INLINE fvec four_floats_at(const float * p) { return _mm256_broadcast_ps((const __m128 *) p); }
 SB_INLINE fvec four_each(__m128 x, int v) {
     return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(x), _mm256_add_epi32(_mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1), _mm256_set1_epi32(2 * v)));
 }

@@ -1,15 +1,29 @@
 #pragma once
 
-// How the kernels read the weights of each type.
+// How weights of each type are read, for small-batch-kernels*.h and large-batch-kernels.h: a struct for each type, with the formula
+// of its weights, its scales, and its quants as bytes in order.
 
 #include "small-batch-simd.h"
 
 namespace {
 
+// How a weight comes from its quant, with the d (and dmin) of its block and the scale (and min) of its group.
+enum class formula {
+    MIN,          // d * scale * quant - dmin * min
+    MIN_SPLIT,    // the same; quants_split<v> are those of 32 weights and of the 32 after the next 32, without a shuffle
+    BIAS,         // d * scale * (quant - BIAS)
+    SIGNED,       // d * scale * quant, of either sign
+    GRID_SIGNS,   // as BIAS; or grid<v>, sizes of a grid, with the signs of minuses<v>, which a column can take over
+    GRID_OFFSETS, // as BIAS; or scale * (grid<v> + 1) and offsets() of the groups, both in eighths of d
+};
+
+template <class T> constexpr bool HAS_MIN   = T::FORMULA == formula::MIN || T::FORMULA == formula::MIN_SPLIT;
+template <class T> constexpr bool IS_SIGNED = T::FORMULA == formula::SIGNED;
+
 // ---- Super-blocks of 256 weights, times columns in blocks of 256 with one scale (as block_q8_K) ----
 //
-// weight = d * scale * (quant - BIAS) - dmin * min, scale and min of 16 groups of 16 weights (of 8 groups of 32: twice
-// each). quants<v> are those of weights 64 v to 64 v + 63, in order, at most 127; where SIGNED at least -127, else 0.
+// groups(): scale and min of 16 groups of 16 weights (of 8 groups of 32: twice each). quants<v>: those of weights 64 v to
+// 64 v + 63, in order, at most 127; of formula SIGNED at least -127, else 0.
 
 // 12 bytes: 8 scales and 8 minima of 6 bits
 SB_INLINE void scales_and_mins(const uint8_t * p, shorts & scales, shorts & mins) {
@@ -24,29 +38,23 @@ SB_INLINE void scales_and_mins(const uint8_t * p, shorts & scales, shorts & mins
 }
 
 struct type_k { // what most of them have in common
-    static constexpr int  MAX_COLS = 16; // beyond, the tiled kernels are as fast
-    static constexpr int  OWN_SCALE = 32; // weights that share scale and min
-    static constexpr int  MOST     = 127; // of the quants
-    static constexpr int  BIAS     = 0;
-    static constexpr bool MINS     = false;
-    static constexpr bool SIGNED   = false;
-    static constexpr bool ONE_SCALE = false; // groups() has ones
-    static constexpr bool SIGNS    = false; // quants are sizes and signs
-    static constexpr bool EIGHTHS  = false; // quants are eight times something, and offsets that a group shares
-    static constexpr bool APART    = false; // quants_apart<v> are those of 32 weights and of the 32 after the next 32
+    static constexpr formula FORMULA = formula::BIAS;
+    static constexpr int MAX_COLS  = 16;  // beyond, the tiled kernels are as fast
+    static constexpr int OWN_SCALE = 32;  // weights that share scale and min
+    static constexpr int MOST      = 127; // of the quants
+    static constexpr int BIAS      = 0;
 };
 
 struct type_q4_K : type_k {
     typedef block_q4_K block;
     static constexpr int MOST = 15;
-    static constexpr bool MINS = true;
+    static constexpr formula FORMULA = formula::MIN_SPLIT;
     static float d   (const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
     static float dmin(const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.dmin); }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) { scales_and_mins(b.scales, scales, mins); }
     template <int v> SB_INLINE bytes quants(const block & b) { return twice<0, 4, 0, 15>(b.qs + 32 * v); }
 
-    static constexpr bool APART = true; // low nibbles of 64 bytes, or high ones
-    template <int v> SB_INLINE bytes quants_apart(const block & b) {
+    template <int v> SB_INLINE bytes quants_split(const block & b) { // low nibbles of 64 bytes, or high ones
         const bytes both = load(b.qs + 64 * (v / 2));
         return v % 2 ? high_nibbles(both) : operator_and(both, fill(15));
     }
@@ -55,7 +63,7 @@ struct type_q4_K : type_k {
 struct type_q5_K : type_k {
     typedef block_q5_K block;
     static constexpr int MOST = 31;
-    static constexpr bool MINS = true;
+    static constexpr formula FORMULA = formula::MIN;
     static float d   (const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
     static float dmin(const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.dmin); }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) { scales_and_mins(b.scales, scales, mins); }
@@ -68,7 +76,7 @@ struct type_q2_K : type_k {
     typedef block_q2_K block;
     static constexpr int OWN_SCALE = 16;
     static constexpr int MOST = 3;
-    static constexpr bool MINS = true;
+    static constexpr formula FORMULA = formula::MIN;
     static float d   (const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
     static float dmin(const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.dmin); }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) {
@@ -116,64 +124,10 @@ struct type_q6_K : type_k {
     }
 };
 
-// Ternary: weights are -1, 0 and 1 times d.
-
-struct type_ternary : type_k {
-    static constexpr bool ONE_SCALE = true;
-    static constexpr int MOST = 3;
-    static constexpr int BIAS = 1;
-    template <typename B> static float d(const B & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
-    template <typename B> SB_INLINE void groups(const B &, shorts & scales, shorts &) { scales = _mm256_set1_epi16(1); }
-};
-
-struct type_tq2_0 : type_ternary {
-    typedef block_tq2_0 block;
-    template <int v> SB_INLINE bytes quants(const block & b) {
-        return twice<4 * (v % 2), 4 * (v % 2) + 2, 0, 3>(b.qs + 32 * (v / 2));
-    }
-};
-
-// A byte holds 5 weights: 256 times a fraction of as many digits to the base of 3, of which the first is the first weight.
-struct type_tq1_0 : type_ternary {
-    typedef block_tq1_0 block;
-    template <int digit> SB_INLINE __m256i from(__m256i x) { // that digit becomes the first one
-        if (digit % 2) {
-            x = _mm256_add_epi8(x, _mm256_add_epi8(x, x));
-        }
-        SB_UNROLL for (int i = 0; i < digit / 2; ++i) { // times 9
-            x = _mm256_add_epi8(x, _mm256_and_si256(_mm256_slli_epi16(x, 3), _mm256_set1_epi8(-8)));
-        }
-        return x;
-    }
-    SB_INLINE __m256i first_digits(__m256i x) { // 3 * x / 256; the average would round up
-        x = _mm256_subs_epu8(x, _mm256_set1_epi8(1));
-        x = _mm256_avg_epu8(x, _mm256_avg_epu8(x, _mm256_setzero_si256()));
-        return _mm256_and_si256(_mm256_srli_epi16(x, 6), _mm256_set1_epi8(3));
-    }
-    template <int v> SB_INLINE bytes quants(const block & b) {
-        const __m256i x = load_256(b.qs);
-        if constexpr (v < 2) {
-            return joined(first_digits(from<2 * v>(x)), first_digits(from<2 * v + 1>(x)));
-        }
-        const __m128i rest = _mm_loadu_si128((const __m128i *) (b.qs + 32));
-        const __m256i both = _mm256_set_m128i(rest, rest), two = _mm256_blend_epi32(both, from<1>(both), 0xF0);
-        if constexpr (v == 2) {
-            return joined(first_digits(from<4>(x)), first_digits(two));
-        }
-        uint32_t last; // 4 bytes of 4 weights
-        memcpy(&last, b.qh, sizeof(last));
-        const __m256i powers = _mm256_setr_epi64x(0x0001000100010001, 0x0003000300030003, 0x0009000900090009, 0x001b001b001b001b);
-        const __m256i words  = _mm256_mullo_epi16(_mm256_cvtepu8_epi16(_mm_set1_epi32((int) last)), powers);
-        const __m256i tail   = _mm256_packus_epi16(_mm256_setzero_si256(), _mm256_and_si256(words, _mm256_set1_epi16(255)));
-        const __m256i tails  = _mm256_permute4x64_epi64(tail, 0xD8); // in the upper half
-        return joined(first_digits(from<2>(two)), first_digits(_mm256_blend_epi32(from<4>(both), tails, 0xF0)));
-    }
-};
-
 struct type_iq4_xs : type_k {
     typedef block_iq4_xs block;
-    static constexpr bool SIGNED   = true;
-    static constexpr int  MAX_COLS = 8;
+    static constexpr formula FORMULA = formula::SIGNED;
+    static constexpr int MAX_COLS = 8;
     static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         uint32_t low;
@@ -192,9 +146,9 @@ struct type_iq4_xs : type_k {
 // grid<v> are their sizes, bit i of signs<v> says whether quant i is negative.
 
 template <class T> struct type_grid : type_k {
+    static constexpr formula FORMULA = formula::GRID_SIGNS;
     static constexpr int BIAS     = 64;
     static constexpr int MAX_COLS = 8;
-    static constexpr bool SIGNS   = true;
     template <int v, typename B> SB_INLINE bytes quants(const B & b) {
         return with_signs(T::template grid<v>(b), T::template signs<v>(b));
     }
@@ -348,6 +302,7 @@ struct type_iq1 : type_k {
 
 struct type_iq1_s : type_iq1 {
     typedef block_iq1_s block;
+    static constexpr formula FORMULA = formula::GRID_OFFSETS;
     static float d(const block & b) { return 0.125f * GGML_CPU_FP16_TO_FP32(b.d); }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) { // 2 * x + 1 of 3 bits
         const __m128i x = _mm_srli_epi16(_mm_loadu_si128((const __m128i *) b.qh), 11);
@@ -363,7 +318,6 @@ struct type_iq1_s : type_iq1 {
         return eighths(grid<v>(b), joined(up(0), up(1)));
     }
 
-    static constexpr bool EIGHTHS = true;
     SB_INLINE shorts offsets(const block & b, shorts scales) { // of 8 * (value + 1): scales times -7 or -9
         const __m128i down = _mm_srai_epi16(_mm_loadu_si128((const __m128i *) b.qh), 15);
         return _mm256_mullo_epi16(scales, twice_each(_mm_sub_epi16(_mm_add_epi16(down, down), _mm_set1_epi16(7))));
@@ -407,7 +361,8 @@ struct type_iq1_m : type_iq1 {
 
 template <typename B> struct type_32 {
     typedef B block;
-    static constexpr bool MINS = false;
+    static constexpr formula FORMULA = formula::SIGNED;
+    static constexpr int  BIAS = 0, MOST = 127;
     static constexpr bool HALVES = true; // the scale of a block is one of 16 bits
     static const B & at(const char * row, int64_t i) { return ((const B *) row)[i]; }
     static ggml_half half(const B & b) { return b.d; }
@@ -432,8 +387,8 @@ struct type_nvfp4 : type_32<block_nvfp4> {
 // ---- Blocks of 32 weights in 16 bytes: low nibbles are the first 16, high ones the others. Columns as above. ----
 //
 // The bytes of as many rows as a register holds lie in it side by side, so that a lane gets 8 weights of a block.
-// weight = scale * (value(nibble) - BIAS), where value(nibble) is an unsigned operand of the dot product, or signed bytes
-// (SIGNED) where that takes 7 bits only.
+// values() are unsigned operands of the dot product, or signed bytes (formula SIGNED) where that takes 7 bits only; of formula
+// MIN: weight = scale * value + min.
 
 #if defined(SB_512) || defined(__AVXVNNI__)
 static constexpr int TABLE_BIAS = 128; // makes a signed table unsigned
@@ -443,7 +398,7 @@ static constexpr int TABLE_BIAS = 0;
 
 template <typename B> struct type_nibbles {
     typedef B block;
-    static constexpr bool MINS  = false; // weight = scale * nibble + min
+    static constexpr formula FORMULA = formula::BIAS;
     static constexpr bool FIFTH = false; // bits of weights, in qh
     static float scale(const B & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
     SB_INLINE __m128 scales(const char * x, size_t x_stride) {
@@ -454,15 +409,13 @@ template <typename B> struct type_nibbles {
 struct type_q4_0 : type_nibbles<block_q4_0> {
     static constexpr int  BIAS   = 8;
     static constexpr int  MOST   = 15;
-    static constexpr bool SIGNED = false;
     SB_INLINE ivec values(ivec nibbles) { return nibbles; }
 };
 
 template <typename B> struct type_with_mins : type_nibbles<B> {
     static constexpr int  BIAS   = 0;
     static constexpr int  MOST   = 31;
-    static constexpr bool SIGNED = false;
-    static constexpr bool MINS   = true;
+    static constexpr formula FORMULA = formula::MIN;
     static float scale(const B & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
     static float min  (const B & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.m); }
     SB_INLINE ivec values(ivec nibbles) { return nibbles; }
@@ -479,7 +432,6 @@ struct type_q4_1 : type_with_mins<block_q4_1> {};
 struct type_q5_0 : type_nibbles<block_q5_0> {
     static constexpr int  BIAS   = 16;
     static constexpr int  MOST   = 31;
-    static constexpr bool SIGNED = false;
     static constexpr bool FIFTH  = true;
     SB_INLINE ivec values(ivec nibbles) { return nibbles; }
 };
@@ -491,7 +443,7 @@ struct type_q5_1 : type_with_mins<block_q5_1> {
 struct type_iq4_nl : type_nibbles<block_iq4_nl> {
     static constexpr int  BIAS   = TABLE_BIAS;
     static constexpr int  MOST   = 127; // or 241 where 16 bits need not hold a product
-    static constexpr bool SIGNED = !TABLE_BIAS;
+    static constexpr formula FORMULA = TABLE_BIAS ? formula::BIAS : formula::SIGNED;
     SB_INLINE ivec values(ivec nibbles) {
         return table_16(kvalues_iq4nl, nibbles, BIAS);
     }
@@ -500,7 +452,6 @@ struct type_iq4_nl : type_nibbles<block_iq4_nl> {
 struct type_mxfp4 : type_nibbles<block_mxfp4> {
     static constexpr int  BIAS   = 12; // the table has -12 to 12; more would cost the sums of the lanes precision
     static constexpr int  MOST   = 24;
-    static constexpr bool SIGNED = false;
     static float scale(const block_mxfp4 & b) { return GGML_CPU_E8M0_TO_FP32_HALF(b.e); }
     SB_INLINE ivec values(ivec nibbles) {
         return table_16(kvalues_mxfp4, nibbles, BIAS);
@@ -508,46 +459,6 @@ struct type_mxfp4 : type_nibbles<block_mxfp4> {
     SB_INLINE __m128 scales(const char * x, size_t x_stride) {
         const auto own = [&](int i) { return scale(*(const block_mxfp4 *) (x + i * x_stride)); };
         return _mm_setr_ps(own(0), own(1), own(2), own(3));
-    }
-};
-
-// ---- 16 bytes of weights of 1 or 2 bits with one scale: byte i has weights n i to n i + n - 1, the first one lowest ----
-//
-// Rows lie side by side, as with nibbles. Columns are in blocks of 32, as above, but in the order in which the bits come out:
-// bits<r> is weight r of each byte. So a lane gets 32 weights of a row in the same block, or 16.
-// weight = scale * (bits - BIAS)
-
-template <typename B, int N> struct type_bits {
-    typedef B block;
-    static constexpr int  N_BITS = N;             // of them in a byte
-    static constexpr int  UNIT   = 16 * N;        // weights
-    static constexpr int  BIAS   = 1;
-    static constexpr bool SIGNED = false, MINS = false;
-    static float scale(const B & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
-    SB_INLINE __m128 scales(const char * x, size_t x_stride) {
-        return four_halves([&](int i) { return ((const B *) (x + i * x_stride))->d; });
-    }
-};
-
-struct type_q1_0 : type_bits<block_q1_0, 8> {
-    static constexpr int MOST = 2; // 0 or 2
-    template <int r> SB_INLINE ivec bits(ivec x) {
-        return SB_AND(r ? SB(srli_epi16)(x, r ? r - 1 : 0) : SB(add_epi8)(x, x), SB(set1_epi8)(2));
-    }
-    SB_INLINE __m256i in_order(const uint8_t * p) { // 32 weights
-        uint32_t u;
-        memcpy(&u, p, sizeof(u));
-        return _mm256_and_si256(bits_to_bytes(u), _mm256_set1_epi8(2));
-    }
-};
-
-struct type_q2_0 : type_bits<block_q2_0, 4> {
-    static constexpr int MOST = 3;
-    template <int r> SB_INLINE ivec bits(ivec x) { return SB_AND(SB(srli_epi16)(x, 2 * r), SB(set1_epi8)(3)); }
-    SB_INLINE __m256i in_order(const uint8_t * p) {
-        const __m128i x   = _mm_loadl_epi64((const __m128i *) p), even = _mm_and_si128(x, _mm_set1_epi8(0x33)), odd = _mm_and_si128(_mm_srli_epi16(x, 2), _mm_set1_epi8(0x33));
-        const __m256i two = _mm256_cvtepu16_epi32(_mm_unpacklo_epi8(even, odd)); // nibbles of weights 0 and 2, of 1 and 3
-        return _mm256_and_si256(_mm256_or_si256(two, _mm256_slli_epi32(two, 12)), _mm256_set1_epi8(3));
     }
 };
 

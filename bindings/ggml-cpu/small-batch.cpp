@@ -1,3 +1,7 @@
+// MUL_MAT and MUL_MAT_ID of a few columns (1 to 8 in a pass) for quantized types but Q1_0, Q2_0, TQ1_0 and TQ2_0. x86 with AVX2 or AVX-512.
+// Called by ggml_compute_forward_mul_mat() and _mul_mat_id() (ggml-cpu.c); ggml_graph_plan() asks for its work size; repack.cpp and
+// amx.cpp leave weights of these types as they are in the file.
+
 // GCC 12 warns of its own header wherever an AVX-512 function of it is inlined
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -24,20 +28,10 @@ void ggml_cpu_set_small_batch(bool value) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__GNUC__)
-#define SB_X86
-#elif defined(__aarch64__) && defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__GNUC__)
-#define SB_NEON
-#endif
-
-#if defined(SB_X86) || defined(SB_NEON)
 
 #include "small-batch-experts.h"
-#ifdef SB_X86
 #include "small-batch-kernels-32.h"
 #include "small-batch-lanes.h"
-#else
-#include "small-batch-neon.h"
-#endif
 
 namespace {
 
@@ -47,71 +41,46 @@ constexpr int64_t PASS_BYTES = 256 * 1024; // of rows, where they are passed ove
 
 struct kernel {
     int64_t max_cols; // where other kernels take over
-    int64_t unit;     // weights
-    size_t  y_bytes;  // of a unit of a column
+    int64_t unit;     // weights, and bytes of a column's quants
     size_t  n_sums;
-    size_t  n_scales;
     void (*prepare)(const float * x, char * y, float * sums, float * scale);
     void (*rows[MAX_PASS + 1])(const product & p, int64_t begin, int64_t end);
 
     size_t column_bytes(int64_t n_units) const {
-        return n_units * (y_bytes + (n_sums + n_scales) * sizeof(float));
+        return n_units * (unit + (n_sums + 1) * sizeof(float));
     }
     // the areas of n columns from column `first` on, of n_all
     columns at(char * base, int64_t n_units, int64_t first, int64_t n_all) const {
-        float * sums   = (float *) (base + n_all * n_units * y_bytes);
-        float * scales = sums + n_all * n_units * n_sums;
-        return { base + first * n_units * y_bytes, sums + first * n_units * n_sums, scales + first * n_units * n_scales };
+        float * sums = (float *) (base + n_all * n_units * unit);
+        return unit_at({ base, sums, sums + n_all * n_units * n_sums }, first * n_units);
+    }
+    // the areas from a unit on
+    columns unit_at(columns y, int64_t i) const {
+        return { y.y + i * unit, y.sums + i * n_sums, y.scales + i };
     }
 };
 
 #define SB_ROWS(rows, T) { nullptr, rows<T, 1>, rows<T, 2>, rows<T, 3>, rows<T, 4>, rows<T, 5>, rows<T, 6>, rows<T, 7>, rows<T, 8> }
 
-#ifdef SB_NEON
-
-template <class T> const kernel * kernel_neon() {
-    static const kernel k = { INT32_MAX, T::UNIT, T::UNIT, T::MINS ? 4 : 0, 1, prepare_neon<T>, SB_ROWS(rows_neon, T) };
-    return &k;
-}
-
-const kernel * kernel_of(int32_t type) {
-    switch (type) {
-        case GGML_TYPE_Q4_K:    return kernel_neon<neon_q4_K>();
-        case GGML_TYPE_Q5_K:    return kernel_neon<neon_q5_K>();
-        case GGML_TYPE_Q6_K:    return kernel_neon<neon_q6_K>();
-        case GGML_TYPE_IQ4_XS:  return kernel_neon<neon_iq4_xs>();
-        case GGML_TYPE_Q8_0:    return kernel_neon<neon_q8_0>();
-        case GGML_TYPE_Q4_0:    return kernel_neon<neon_q4_0>();
-        default:                return nullptr;
-    }
-}
-
-#else
-
 template <class T> const kernel * kernel_256() {
-    static const kernel k = { T::MAX_COLS, QK_K, QK_K, 16, 1, prepare_256<T::OWN_SCALE, T::APART>, SB_ROWS(rows_256, T) };
+    static const kernel k = { T::MAX_COLS, QK_K, 16, prepare_256<T::OWN_SCALE, SPLIT<T>>, SB_ROWS(rows_256, T) };
     return &k;
 }
 
 #ifndef SB_512
 template <class T> const kernel * kernel_lanes() {
-    static const kernel k = { type_k::MAX_COLS, QK_K, QK_K, 16, 1, prepare_lanes, SB_ROWS(rows_lanes, T) };
+    static const kernel k = { type_k::MAX_COLS, QK_K, 16, prepare_lanes, SB_ROWS(rows_lanes, T) };
     return &k;
 }
 #endif
 
 template <class T> const kernel * kernel_32() {
-    static const kernel k = { INT32_MAX, QK8_0, QK8_0, 0, 1, prepare_32, SB_ROWS(rows_32, T) };
+    static const kernel k = { INT32_MAX, QK8_0, 0, prepare_32, SB_ROWS(rows_32, T) };
     return &k;
 }
 
 template <class T> const kernel * kernel_nibbles() {
-    static const kernel k = { INT32_MAX, QK8_0, QK8_0, 1, 1, prepare_nibbles<T>, SB_ROWS(rows_nibbles, T) };
-    return &k;
-}
-
-template <class T> const kernel * kernel_bits() {
-    static const kernel k = { INT32_MAX, T::UNIT, T::UNIT, 4, 4, prepare_bits<T>, SB_ROWS(rows_bits, T) };
+    static const kernel k = { INT32_MAX, QK8_0, 1, prepare_nibbles<T>, SB_ROWS(rows_nibbles, T) };
     return &k;
 }
 
@@ -127,8 +96,6 @@ const kernel * kernel_of(int32_t type) {
         case GGML_TYPE_Q5_K:    return kernel_256<type_q5_K>();
         case GGML_TYPE_Q6_K:    return kernel_256<type_q6_K>();
         case GGML_TYPE_IQ4_XS:  return kernel_256<type_iq4_xs>();
-        case GGML_TYPE_TQ1_0:   return kernel_256<type_tq1_0>();
-        case GGML_TYPE_TQ2_0:   return kernel_256<type_tq2_0>();
         case GGML_TYPE_IQ2_XXS: return kernel_256<type_iq2_xxs>();
         case GGML_TYPE_IQ2_XS:  return kernel_256<type_iq2_xs>();
         case GGML_TYPE_IQ2_S:   return kernel_256<type_iq2_s>();
@@ -144,42 +111,11 @@ const kernel * kernel_of(int32_t type) {
         case GGML_TYPE_NVFP4:   return kernel_32<type_nvfp4>();
         case GGML_TYPE_Q4_1:    return kernel_nibbles<type_q4_1>();
         case GGML_TYPE_Q5_1:    return kernel_nibbles<type_q5_1>();
-        case GGML_TYPE_Q1_0:    return kernel_bits<type_q1_0>();
-        case GGML_TYPE_Q2_0:    return kernel_bits<type_q2_0>();
         default:                return nullptr;
     }
 }
 
-#endif
-
 // ---- the operators
-
-// the quants of a unit of column j to their place among those of n columns
-void place_quants(char * y, const char * q, size_t bytes, int64_t j, int64_t n) {
-#ifdef SB_NEON
-    if ((j | 1) < n) {
-        for (size_t i = 0; i < bytes; i += 8) {
-            memcpy(y + (j & ~1) * bytes + 2 * i + 8 * (j & 1), q + i, 8);
-        }
-        return;
-    }
-#endif
-    (void) n;
-    memcpy(y + j * bytes, q, bytes);
-}
-
-// prepares a unit of column j of n; at y are those of all
-void prepare_unit(const kernel * k, const float * x, columns y, int64_t j, int64_t n) {
-    float * sums = y.sums + j * k->n_sums, * scale = y.scales + j * k->n_scales;
-#ifdef SB_NEON
-    char q[QK_K];
-    k->prepare(x, q, sums, scale);
-    place_quants(y.y, q, k->y_bytes, j, n);
-#else
-    (void) n;
-    k->prepare(x, y.y + j * k->y_bytes, sums, scale);
-#endif
-}
 
 // the kernel for a product, or null where it goes another way
 const kernel * kernel_for(const ggml_tensor * dst) {
@@ -229,11 +165,10 @@ void mul_mat(const ggml_compute_params * params, ggml_tensor * dst, const kernel
     for (int64_t i = begin; i < end; ++i) {
         const int64_t unit = i % n_units, col = i / n_units;
         const int64_t pass = ((col + 1) * n_passes - 1) / n_cols;
-        const int64_t n = first(pass + 1) - first(pass), place = unit * n;
-        columns y = k->at(base, n_units, first(pass), n_cols);
-        y = { y.y + place * k->y_bytes, y.sums + place * k->n_sums, y.scales + place * k->n_scales };
+        const int64_t n = first(pass + 1) - first(pass);
+        const columns y = k->unit_at(k->at(base, n_units, first(pass), n_cols), unit * n + col - first(pass));
         const char * x = (const char *) src1->data + col * src1->nb[1];
-        prepare_unit(k, (const float *) x + unit * k->unit, y, col - first(pass), n);
+        k->prepare((const float *) x + unit * k->unit, y.y, y.sums, y.scales);
     }
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
@@ -260,9 +195,10 @@ columns side_by_side(const kernel * k, int64_t n_units, const columns * from, in
     const columns to = k->at(base, n_units, 0, n);
     for (int j = 0; j < n; ++j) {
         for (int64_t i = 0; i < n_units; ++i) {
-            place_quants(to.y + i * n * k->y_bytes, from[j].y + i * k->y_bytes, k->y_bytes, j, n);
-            memcpy(to.sums + (i * n + j) * k->n_sums, from[j].sums + i * k->n_sums, k->n_sums * sizeof(float));
-            memcpy(to.scales + (i * n + j) * k->n_scales, from[j].scales + i * k->n_scales, k->n_scales * sizeof(float));
+            const columns a = k->unit_at(from[j], i), b = k->unit_at(to, i * n + j);
+            memcpy(b.y, a.y, k->unit);
+            memcpy(b.sums, a.sums, k->n_sums * sizeof(float));
+            *b.scales = *a.scales;
         }
     }
     return to;
@@ -285,9 +221,9 @@ void mul_mat_id(const ggml_compute_params * params, ggml_tensor * dst, const ker
     const int64_t begin = n_all * n_units * params->ith / params->nth, end = n_all * n_units * (params->ith + 1) / params->nth;
     for (int64_t i = begin; i < end; ++i) {
         const int64_t unit = i % n_units, col = i / n_units;
-        const columns y = k->at(base, n_units, col, n_all);
+        const columns y = k->unit_at(k->at(base, n_units, col, n_all), unit);
         const char * x = (const char *) src1->data + col % src1->ne[1] * src1->nb[1] + col / src1->ne[1] * src1->nb[2];
-        k->prepare((const float *) x + unit * k->unit, y.y + unit * k->y_bytes, y.sums + unit * k->n_sums, y.scales + unit * k->n_scales);
+        k->prepare((const float *) x + unit * k->unit, y.y, y.sums, y.scales);
     }
     if (params->ith == 0) {
         *n_experts = sort_by_expert(dst->src[2], src0->ne[2], plan);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What attention of a few rows and delta nets compute with on 64-bit ARM: vectors of 4 floats, operations by x86's names.
+// Vectors of 4 floats on 64-bit ARM, operations by x86's names: for few-rows-attention-neon.h and large-batch-ops.cpp.
 
 #include "ggml-cpu-impl.h"
 #include "vec.h"
@@ -10,6 +10,12 @@
 #include <cstring>
 
 #define NEON_INLINE static inline __attribute__((always_inline))
+#define SB_INLINE   NEON_INLINE
+#ifdef __clang__
+#define SB_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define SB_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 namespace {
 

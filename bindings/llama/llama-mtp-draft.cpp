@@ -93,6 +93,22 @@ llama_mtp_request llama_context::mtp_chain_request(int32_t n_steps, int32_t n_ca
     return request;
 }
 
+// What the CPU backend needs beside the graph's buffers: the largest work buffer of any node that no device computes.
+void llama_context::mtp_count_work(ggml_cgraph * gf) {
+    ggml_backend_reg_t reg  = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_cpu));
+    const auto         size = (size_t (*)(ggml_tensor *, int)) ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_work_size");
+    const auto on_device = [](const ggml_tensor * src) {
+        const ggml_tensor * owner = src && src->view_src ? src->view_src : src;
+        return owner && owner->buffer && !ggml_backend_buffer_is_host(owner->buffer);
+    };
+    for (int i = 0; size && i < ggml_graph_n_nodes(gf); ++i) {
+        ggml_tensor * node = ggml_graph_node(gf, i);
+        if (std::none_of(std::begin(node->src), std::end(node->src), on_device)) {
+            mtp_work_size = std::max(mtp_work_size, size(node, std::max(cparams.n_threads, cparams.n_threads_batch)));
+        }
+    }
+}
+
 bool llama_context::mtp_reserve(uint32_t n_seqs, uint32_t n_steps) {
     if (!cparams.mtp.in_trunk || n_seqs < 1 || n_seqs > cparams.n_seq_max) {
         return false;

@@ -204,7 +204,7 @@ LLAMA_API uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
 struct llama_mtp_memory {
     size_t model;    // weights
     size_t context;  // KV cache, recurrent state and its rollback snapshots, rows of the tap
-    size_t compute;  // graph buffers
+    size_t compute;  // graph buffers, and the work buffer of the CPU backend
 };
 
 // All memory of a context and its model. A model that was loaded with no_alloc counts as if it had memory. Failure: zeros.

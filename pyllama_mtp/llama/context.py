@@ -739,7 +739,8 @@ class Context(Owned, OfThisProcess):
         return int(self._lib.llama_mtp_get_output_bytes(self.handle))
 
     def memory(self, device: Any = None) -> dict[str, int]:
-        """Bytes: "model" (weights), "context" (caches and snapshots), "compute" (graph buffers).
+        """Bytes: "model" (weights), "context" (caches and snapshots), "compute" (graph buffers,
+        and the CPU's work buffer).
 
         Args:
             device: the ggml_backend_dev_t whose memory is meant; NULL: the host's; None: all.

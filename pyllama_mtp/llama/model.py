@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -243,8 +242,7 @@ class Model(Owned, OfThisProcess):
         """Whether a row's logits have the same bits however many rows, up to 8, are computed with
         it. So with the patched library on an x86 CPU, for architectures checked in depth."""
         types = [8, *(n for n, (name, *_) in TENSOR_TYPES.items() if name in self.adapters.types)]
-        x86 = platform.machine() in ("x86_64", "AMD64")  # not shown for ARM
-        fast = x86 and all(map(self._library.few_columns, types))
+        fast = all(map(self._library.few_columns, types))  # on no other CPU than x86
         return fast and self.info.validated and not self.on_gpu
 
     def _connect(self) -> list[Any]:

@@ -10,6 +10,7 @@ import pytest
 from ..processes import patched_tree, printed_by
 
 HERE = Path(__file__).parent
+OURS = HERE.parents[1] / "bindings" / "ggml-cpu"
 FILES = ("ggml.c", "ggml-quants.c", "ggml-threading.cpp", "ggml-cpu/quants.c")
 #: Of (program, its files of ggml-cpu, (-march, qemu's CPU)): the words of each line by its first.
 Printed = Callable[[str, tuple[str, ...], tuple[str, str]], dict[str, list[str]]]
@@ -25,11 +26,12 @@ def compiled(tree: Path, file: Path, march: str) -> Path:
     source, target = tree / "ggml" / "src", tree / f"{march}-{file.parent.name}-{file.name}.o"
     language = ["gcc", "-std=c11"] if file.suffix == ".c" else ["g++", "-std=c++17"]
     warnings = ["-Wall", "-Wextra", "-Wno-unused-function", "-Werror"]
-    ours = "batch" in file.name or "few-rows" in file.name
     level = "-O1" if file.suffix == ".c" else "-O2"
-    include = [f"-I{path}" for path in (tree / "ggml" / "include", source, source / "ggml-cpu")]
+    folders = (tree / "ggml" / "include", source, source / "ggml-cpu", OURS)
+    include = [f"-I{path}" for path in folders]
     flags = [level, f"-march={march}", "-D_GNU_SOURCE", "-ffunction-sections", *include]
-    command = [f"aarch64-linux-gnu-{language[0]}", language[1], *flags, *(warnings if ours else [])]
+    strict = warnings if file.parent == OURS else []
+    command = [f"aarch64-linux-gnu-{language[0]}", language[1], *flags, *strict]
     printed_by(*command, "-c", file, "-o", target)
     return target
 
@@ -45,13 +47,14 @@ def printed(tree: Path, rest_of_ggml: list[Path]) -> Printed:
     """What a program of this folder prints on a CPU."""
 
     def on(name: str, kernels: tuple[str, ...], machine: tuple[str, str]) -> dict[str, list[str]]:
-        march, cpu = machine
-        files = [tree / "ggml" / "src" / "ggml-cpu" / kernel for kernel in kernels]
+        march, qemu = machine
+        cpu = tree / "ggml" / "src" / "ggml-cpu"
+        files = [next(f / name for f in (OURS, cpu) if (f / name).exists()) for name in kernels]
         objects = [compiled(tree, file, march) for file in (*files, HERE / name)]
         program = tree / f"{march}-{name}-program"
         link = ("-Wl,--gc-sections", "-o", program)
         printed_by("aarch64-linux-gnu-g++", *objects, *rest_of_ggml, *link)
-        lines = printed_by("qemu-aarch64", "-cpu", cpu, "-L", "/usr/aarch64-linux-gnu", program)
+        lines = printed_by("qemu-aarch64", "-cpu", qemu, "-L", "/usr/aarch64-linux-gnu", program)
         return {words[0]: words[1:] for words in map(str.split, lines.splitlines())}
 
     return on

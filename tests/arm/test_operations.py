@@ -1,4 +1,4 @@
-"""Patch 0022: attention of a few rows and delta nets on 64-bit ARM, run by qemu.
+"""Attention of a few rows and delta nets on 64-bit ARM, run by qemu.
 
 ``operations.cpp`` compares them with sums of doubles, rows beside others with rows alone, tokens
 together with one by one and, without SVE, with upstream's vector functions.

@@ -51,6 +51,9 @@ size_t ggml_nbytes(void * tensor);
 void * ggml_new_graph(void * ctx);
 void ggml_build_forward_expand(void * graph, void * tensor);
 int ggml_cpu_count_direct_states(void);
+bool ggml_cpu_small_batch_type(int32_t type);
+void * ggml_backend_cpu_reg(void);
+void * ggml_backend_reg_get_proc_address(void * reg, const char * name);
 int ggml_graph_compute_with_ctx(void * ctx, void * graph, int n_threads);
 size_t ggml_row_size(int type, int64_t ne);
 size_t ggml_quantize_chunk(int type, const float * src, void * dst, int64_t start, int64_t nrows,
@@ -78,10 +81,10 @@ class Ggml:
         raise AttributeError(name)
 
     @contextmanager
-    def context(self, n_bytes: int) -> Iterator[Any]:
+    def context(self, n_bytes: int, no_alloc: bool = False) -> Iterator[Any]:
         """A ggml_context with room for so much data, and a graph."""
         size = n_bytes + 2**23  # work buffers have half a MiB for each thread
-        ctx = self.ggml_init({"mem_size": size, "mem_buffer": self.ffi.NULL, "no_alloc": False})
+        ctx = self.ggml_init({"mem_size": size, "mem_buffer": self.ffi.NULL, "no_alloc": no_alloc})
         try:
             yield ctx
         finally:
@@ -98,6 +101,12 @@ class Ggml:
         for tensor in tensors:
             self.ggml_build_forward_expand(graph, tensor)
         assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
+
+    def work_size(self, node: Any, n_threads: int) -> int:
+        """Bytes of the CPU backend's work buffer that a node needs."""
+        name, kind = b"ggml_backend_cpu_work_size", "size_t (*)(void *, int)"
+        found = self.ggml_backend_reg_get_proc_address(self.ggml_backend_cpu_reg(), name)
+        return int(self.ffi.cast(kind, found)(node, n_threads))
 
     def random(self, ctx: Any, rng: np.random.Generator, *dims: int) -> Any:
         """An F32 tensor of small random numbers."""

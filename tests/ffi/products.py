@@ -13,7 +13,7 @@ from .ggmlcalls import F32, I32, Q8_0, Floats, Ggml
 NAMES = ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4", "NVFP4"]
 NAMES += ["Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"]
 NAMES += ["IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"]
-NAMES += ["Q4_1", "Q5_1", "Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M"]
+NAMES += ["Q4_1", "Q5_1", "IQ1_S", "IQ1_M"]
 KINDS = {name: kind for kind, (name, *_) in TENSOR_TYPES.items()}
 TYPES = [KINDS[name] for name in NAMES]
 

@@ -18,7 +18,7 @@ from pyllama_mtp.llama import native
 
 from ..marks import usual
 from .attentioncalls import HIDDEN, TYPES, Attention, Case, case, variations
-from .ggmlcalls import Q4_0, Q8_0
+from .ggmlcalls import F16, F32, Q4_0, Q8_0
 
 #: Types for more than 8 rows; TYPES are those for 1 to 8.
 KINDS = ("f32", "f16", "q8_0", "q4_0")
@@ -230,6 +230,32 @@ def test_the_number_of_threads(
     if rows > 8:
         hide_tiles(one)
     assert ggml.run(one, n_threads).tobytes() == ggml.run(one, 2).tobytes()
+
+
+def test_windows_of_a_long_context(ggml: Attention) -> None:
+    """Results of stretches are merged window by window, in the same order for any number of
+    threads and rows."""
+    one = case(40_000, 4, heads=4, d=32)
+    assert_right(ggml, one)
+    wanted = ggml.run(one)
+    for n_threads in (1, 3, 20):
+        assert ggml.run(one, n_threads).tobytes() == wanted.tobytes()
+    assert ggml.run(one.rows(2)).tobytes() == wanted[:, 2].tobytes()
+
+
+@pytest.mark.parametrize(("n_threads", "limit"), [(1, 15), (16, 18), (64, 64)])
+def test_its_memory_does_not_grow_with_the_context(
+    ggml: Attention, n_threads: int, limit: int
+) -> None:
+    """8 rows of a 27B: 82 MiB at 196,608 cells, if the results of all stretches were kept."""
+    sizes = []
+    for cells in (32_768, 196_608):
+        with ggml.context(0, no_alloc=True) as ctx:
+            q = ggml.ggml_new_tensor_4d(ctx, F32, 256, 8, 24, 1)
+            k = ggml.ggml_new_tensor_4d(ctx, F16, 256, cells, 4, 1)
+            out = ggml.ggml_flash_attn_ext(ctx, q, k, k, ggml.ffi.NULL, 1.0, 0.0, 0.0)
+            sizes.append(ggml.work_size(out, n_threads))
+    assert sizes[0] <= sizes[1] < limit << 20
 
 
 UNSEEN = [(kind, 4, cells) for kind in TYPES for cells in (10, 256, 500, 4150)]

@@ -16,6 +16,7 @@ from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 
 from ..marks import usual
 from .ggmlcalls import BF16, F16, F32, Q8_0, Floats
+from .products import KINDS as ALL_KINDS
 from .products import NAMES, TYPES, Products, block, normal, numbers
 
 #: Types whose products of many columns go another way.
@@ -32,7 +33,7 @@ TYPES_FOR_MANY = pytest.mark.parametrize(
 )
 FLOATS = pytest.mark.parametrize("kind", [F32, F16, BF16], ids=["F32", "F16", "BF16"])
 #: Columns beyond 8, by the size of a block: with super-blocks of 256 other kernels take over.
-MORE = dict.fromkeys((32, 64, 128), (9, 16, 17, 31, 32))
+MORE = dict.fromkeys((32, 64), (9, 16, 17, 31, 32))
 
 
 def upstream(ggml: Products, weights: bytes, m: int, columns: Floats, kind: int = Q8_0) -> Floats:
@@ -194,6 +195,16 @@ def test_more_tokens_than_the_kernels_take(ggml: Products, kind: int) -> None:
     found = ggml.experts(weights, (3, 38), columns, ids, 2, kind)
     alone = ggml.experts_alone(weights, (3, 38), columns[:8], ids[:8], kind)
     assert np.abs(found[:8] - alone).max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["Q1_0", "Q2_0", "TQ1_0", "TQ2_0"])
+def test_types_without_kernels_are_left_to_upstream(ggml: Products, name: str) -> None:
+    kind = ALL_KINDS[name]
+    weights, columns = ggml.quantize(normal(37, 512), kind), normal(40, 512)
+    assert not ggml.ggml_cpu_small_batch_type(kind) and ggml.ggml_cpu_small_batch_type(Q8_0)
+    for n in (1, 4, 40):
+        found = ggml.product(weights, 37, columns[:n], 1, kind)
+        assert found.tobytes() == upstream(ggml, weights, 37, columns[:n], kind).tobytes()
 
 
 @pytest.mark.parametrize("kind", [8, 12], ids=["Q8_0", "Q4_K"])

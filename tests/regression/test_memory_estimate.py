@@ -139,6 +139,15 @@ def test_adapters_count_with_the_weights(
     assert [n > 2**18 for n in more] == [layers != -1, layers != 0][: len(more)]
 
 
+def test_the_work_buffer_of_the_cpu_counts(demo: Model) -> None:
+    """It grows with threads; nothing else of an estimate does."""
+    settings = [Settings(n_ctx=2048, draft_n_max=3, n_threads=n) for n in (1, 64)]
+    with demo.without_memory() as twin:
+        few, many = (simulate(twin, resolve(one, twin))[0].parts for one in settings)
+    assert {name for name in few if few[name] != many[name]} == {"target_compute"}
+    assert many["target_compute"] > few["target_compute"] + 2**20
+
+
 def test_nothing_is_allocated_for_an_estimate(demo: Model) -> None:
     before = native.load().device_memory(native.load().handles("cpu")[0])[0]
     with demo.without_memory() as twin:

@@ -55,11 +55,6 @@ def model(
         yield found
 
 
-def test_nothing_is_promised_for_arm(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert not model.same_bits
-
-
 def begin(context: Context, n_before: int) -> bytes:
     """The state after so many tokens."""
     context.clear()
