@@ -9,7 +9,6 @@ enum llama_mtp_tap_point { LLAMA_MTP_TAP_POST_NORM = ..., LLAMA_MTP_TAP_PRE_NORM
 bool    llama_get_need_embd_pre_norm       (const struct llama_context * ctx);
 void    llama_set_embeddings_pre_norm_point(struct llama_context * ctx, enum llama_mtp_tap_point point);
 void    llama_mtp_set_slice  (struct llama_context * ctx, bool value);
-void    llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
 void     llama_mtp_set_greedy      (struct llama_context * ctx, bool value);
 uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
 void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);

@@ -23,12 +23,12 @@ struct llama_mtp_cparams {
     bool tap_pre_norm       = false;  // those before the final norm, not after it
 
     bool slice = true;                // compute nothing for rows that nobody asked for
-    bool rs_snapshots = true;         // recurrent layers leave n_rs_seq snapshots beside the last state
 
     bool greedy = false;              // of an output row nothing but its best token is wanted
     bool greedy_on_cpu = false;       // and its logits are in host memory
 
     bool indices_on_cpu = false;      // of recurrent states: they need not be copied to a device
+    bool delta_rows     = false;      // delta nets are GATED_DELTA_NET_ROWS, wherever their states are
 
     int32_t n_candidates = 0;         // best tokens that come with their logits, too
 
@@ -61,7 +61,6 @@ struct llama_mtp_cparams {
         return need_embd_pre_norm == other.need_embd_pre_norm &&
                tap_pre_norm       == other.tap_pre_norm &&
                slice              == other.slice &&
-               rs_snapshots       == other.rs_snapshots &&
                greedy             == other.greedy &&
                n_candidates       == other.n_candidates &&
                chain              == other.chain &&

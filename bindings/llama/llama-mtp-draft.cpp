@@ -44,8 +44,8 @@ void llama_context::mtp_select_shape(mtp_shape shape) {
         return;
     }
     if (mtp_pool.empty()) {  // what was reserved last is the trunk's
-        // and it may have been reserved without snapshots, three nodes each
-        mtp_max_nodes = 2*ggml_graph_n_nodes(gf_res_reserve->get_gf()) + model.n_tensors() + 3*model.hparams.n_layer()*cparams.n_rs_seq;
+        // and a prompt's, which has no nodes for tokens that may be taken back
+        mtp_max_nodes = 2*ggml_graph_n_nodes(gf_res_reserve->get_gf()) + model.n_tensors() + 16*model.hparams.n_layer() + 3*cparams.n_rs_seq;
         mtp_lent      = backend_buf_exp_size;
     }
 
@@ -166,7 +166,6 @@ void llama_context::mtp_prepare_draft(int32_t n_steps, int32_t n_candidates) {
     cparams.mtp.given              = &mtp_given;
     cparams.mtp.drawn              = mtp_given.noise != nullptr;
     cparams.mtp.need_embd_pre_norm = false;
-    cparams.mtp.rs_snapshots       = true;
     set_mtp_greedy(true);
     set_mtp_candidates(n_candidates);
 }

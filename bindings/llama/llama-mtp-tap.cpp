@@ -203,15 +203,6 @@ void llama_context::set_mtp_slice(bool value) {
     cparams.mtp.slice = value;
 }
 
-void llama_context::set_mtp_rs_snapshots(bool value) {
-    cparams.mtp.rs_snapshots = value;
-
-    llama_memory_recurrent * recr = mtp_recurrent(memory.get());
-    if (recr) {
-        recr->rs_snapshots = value;
-    }
-}
-
 // A batch follows. 0: the last one has failed.
 void llama_context::mtp_begin_batch(uint32_t n_tokens, uint32_t n_outputs) {
     mtp_greedy_ids.assign(n_tokens, -1);
@@ -273,8 +264,4 @@ float * llama_get_embeddings_pre_norm_ith(llama_context * ctx, int32_t i) {
 
 void llama_mtp_set_slice(llama_context * ctx, bool value) {
     ctx->set_mtp_slice(value);
-}
-
-void llama_mtp_set_rs_snapshots(llama_context * ctx, bool value) {
-    ctx->set_mtp_rs_snapshots(value);
 }

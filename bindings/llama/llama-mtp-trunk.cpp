@@ -34,7 +34,7 @@ void llm_graph_context::build_mtp_kv_only(llm_graph_input_attn_kv * inp, ggml_te
 }
 
 // The rows before those of the tokens at hand: of each sequence the carry, then all of h, F32 [n_embd, n_tokens], but the last,
-// which is carried on, beside snapshots for rollback, as build_conv_state() does. F32 [n_embd, n_seq_tokens, n_seqs]
+// which is carried on, beside those to which the batch can be taken back. F32 [n_embd, n_seq_tokens, n_seqs]
 ggml_tensor * llm_graph_context::build_mtp_shift(llm_graph_input_rs * inp, ggml_tensor * h) const {
     const auto * mctx = inp->mctx;
 
@@ -47,7 +47,7 @@ ggml_tensor * llm_graph_context::build_mtp_shift(llm_graph_input_rs * inp, ggml_
     ggml_tensor * rows = ggml_concat(ctx0, carry, ggml_reshape_3d(ctx0, h, n_embd, n_seq_tokens, n_seqs), 1);
     cb(rows, "mtp_shift", -1);
 
-    const int64_t n_states = cparams.mtp.rs_snapshots ? std::min<int64_t>(n_seq_tokens, cparams.n_rs_seq + 1) : 1;
+    const int64_t n_states = mctx->get_n_states(n_seq_tokens);
     for (int64_t i = 0; i < n_states; ++i) {
         ggml_build_forward_expand(gf, ggml_cpy(ctx0,
                 ggml_view_2d(ctx0, rows, n_embd, n_seqs, rows->nb[2], (n_seq_tokens - i)*rows->nb[1]),

@@ -66,14 +66,6 @@ LLAMA_API float * llama_get_embeddings_pre_norm_ith(struct llama_context * ctx, 
 LLAMA_API void llama_mtp_set_slice(struct llama_context * ctx, bool value);
 
 //
-// Rollback snapshots: whether a decode leaves the states of its last n_rs_seq + 1 tokens, or the last one only (default: on)
-//
-// Off for prompts, from which nobody goes back token by token: llama_memory_seq_rm() then refuses to go back within that
-// decode. Other models than delta nets leave their states in any case, and refuse, too.
-//
-LLAMA_API void llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
-
-//
 // Greedy tokens: the token with the largest logit of every output row is picked where the logits are; they are not copied
 // to the host (default: off)
 //

@@ -7,7 +7,6 @@ void    llama_set_embeddings_pre_norm_point(llama_context *, llama_mtp_tap_point
 float * llama_get_embeddings_pre_norm(llama_context *) { return nullptr; }
 
 void llama_mtp_set_slice(llama_context *, bool) {}
-void llama_mtp_set_rs_snapshots(llama_context *, bool) {}
 
 void        llama_mtp_set_greedy(llama_context *, bool) {}
 llama_token llama_mtp_get_greedy_ith(llama_context *, int32_t) { return LLAMA_TOKEN_NULL; }
