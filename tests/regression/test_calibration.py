@@ -77,6 +77,7 @@ def test_what_changes_the_library_s_speed_is_measured_anew(
 ) -> None:
     """Switches and variables, which `matrix --variants` compares, and devices."""
     library = native.load()
+    library.switches.clear()  # those of other tests
     with Session(demo, AUTO):
         assert len(files(folder)) == 1
     library.set_cpu_switch("large_batch", False)

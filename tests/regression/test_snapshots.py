@@ -28,7 +28,7 @@ def computed(context: Context) -> list[tuple[str, tuple[int, int, int, int]]]:
 def test_without_snapshots_it_is_the_graph_of_a_context_that_keeps_none(
     model: Model, n: int
 ) -> None:
-    """Nodes, logits and state are those of n_rs_seq = 0, but for convolutions and norms, on a CPU."""
+    """On a CPU, nodes, logits and state are those of n_rs_seq = 0, but for convolutions, norms."""
     if model.on_gpu:
         pytest.skip("delta nets are the same node on a CPU only")
     tokens = made_up(model, n)
