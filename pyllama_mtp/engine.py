@@ -475,7 +475,6 @@ class Engine:
             return 0
         self.intact = False
         self._prepare_rows([sequence])
-        target.set_snapshots(False)  # nobody goes back within a prompt token by token
         start, images = len(sequence.tokens), sequence.request.images
         placed = next((image for image in images if start < image.end), None)
         if placed and placed.start <= start:
@@ -564,7 +563,6 @@ class Engine:
         kept = sequences[0].request.answer.n_logprobs is not None
         forced = len(sequences) == 1 and sequences[0].drafts.forced and not kept
         self._prepare_rows(sequences)
-        target.set_snapshots(n_rows > 1 and not forced)
         tokens, positions, seqs = list[int](), list[int](), list[int]()
         for one in sequences:
             if self._replays and n_rows > 1 and not forced:  # the copy stays on the device

@@ -9,7 +9,6 @@ enum llama_hidden_tap {
 };
 void    llama_mtp_set_slice  (struct llama_context * ctx, bool value);
 bool    llama_mtp_set_block_input(struct llama_context * ctx, enum llama_hidden_tap input);
-void    llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
 void     llama_mtp_set_greedy      (struct llama_context * ctx, bool value);
 uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
 void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);

@@ -1,8 +1,10 @@
 # ggml is built once, from PYLLAMA_TREE_ggml, for both variants. So the patches may change in it only: the CPU backend,
 # behind switches that the upstream variant turns off when it is loaded (pyllama_set_cpu_changes); the RPC backend, for
 # lost workers and for several clients of a worker; what follows a failed allocation, and schedulers that borrow each
-# other's buffers, which nobody does there, in the files of _schedulers; and the Vulkan backend, so that it compiles.
-set(_schedulers ggml/src/ggml-alloc.c ggml/src/ggml-backend.cpp ggml/include/ggml-alloc.h ggml/include/ggml-backend.h)
+# other's buffers, which nobody does there; an operator that nobody builds there, behind all others; and the Vulkan
+# backend, so that it compiles.
+set(_may_differ ggml/src/ggml-alloc.c ggml/src/ggml-backend.cpp ggml/include/ggml-alloc.h ggml/include/ggml-backend.h
+    ggml/src/ggml.c ggml/include/ggml.h)
 set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
 set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
 set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
@@ -17,9 +19,9 @@ file(GLOB_RECURSE _theirs RELATIVE ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_upstr
 foreach(_file ${_theirs})
     execute_process(COMMAND ${CMAKE_COMMAND} -E compare_files
         ${PYLLAMA_TREE_upstream}/${_file} ${PYLLAMA_TREE_patched}/${_file} RESULT_VARIABLE _differs)
-    if(_differs AND NOT _file MATCHES "^ggml/(src/ggml-(cpu|rpc|vulkan)/|include/ggml-rpc)" AND NOT _file IN_LIST _schedulers)
+    if(_differs AND NOT _file MATCHES "^ggml/(src/ggml-(cpu|rpc|vulkan)/|include/ggml-rpc)" AND NOT _file IN_LIST _may_differ)
         message(FATAL_ERROR "pyllama-mtp: ${_file} differs between the variants, but they share ggml: only its "
-            "CPU backend may differ, behind a switch, its RPC and Vulkan backends, and its schedulers. "
+            "CPU backend may differ, behind a switch, its RPC and Vulkan backends, its schedulers, and its operators. "
             "Mark the patch `both` in patches/series.")
     endif()
 endforeach()

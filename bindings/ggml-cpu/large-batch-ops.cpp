@@ -12,6 +12,8 @@
 
 #include "large-batch-ops.h"
 
+#include "delta-net-rows.h"
+
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
@@ -262,34 +264,18 @@ struct chunk {
     float qk[CHUNK][CHUNK];  // k_b . q_a, decayed from b to a, times the scale of the output
 };
 
-struct delta_net {
-    const ggml_tensor * q, * k, * v, * g, * beta, * state;
-    int64_t size, n_heads, n_tokens, n_seqs, n_chunks;
+typedef ggml_delta_net_tokens delta_net;
+typedef ggml_delta_net_states states_of;
 
-    explicit delta_net(const ggml_tensor * dst) :
-        q(dst->src[0]), k(dst->src[1]), v(dst->src[2]), g(dst->src[3]), beta(dst->src[4]), state(dst->src[5]),
-        size(v->ne[0]), n_heads(v->ne[1]), n_tokens(v->ne[2]), n_seqs(v->ne[3]), n_chunks((n_tokens + CHUNK - 1) / CHUNK) {}
+int64_t n_chunks(const delta_net & d) { return (d.n_tokens() + CHUNK - 1) / CHUNK; }
+size_t  chunk_bytes(const delta_net & d) { return d.n_seqs() * d.n_heads() * n_chunks(d) * sizeof(chunk); }
+size_t  state_bytes(const delta_net & d) { return d.size() * COLUMNS * sizeof(float); }
 
-    const float * row(const ggml_tensor * t, int64_t head, int64_t token, int64_t seq) const {
-        return (const float *) at(t, 0, head % t->ne[1], token, seq / (n_seqs / t->ne[3]));
-    }
-    bool chunked(const ggml_tensor * dst) const { return n_tokens >= FEW && ggml_get_op_params_i32(dst, 0) == 1; }
-    bool supported() const {
-        return ggml_cpu_large_batch() && size % COLUMNS == 0 && size % LANES == 0 &&
-               g->ne[0] == 1 && q->ne[0] == size && k->ne[0] == size && is_floats(q) && is_floats(k) && is_floats(v) && is_floats(g) && is_floats(beta) && is_floats(state);
-    }
-    int64_t n_snaps(const ggml_tensor * dst) const { return std::min<int64_t>(ggml_get_op_params_i32(dst, 0), n_tokens); }
-    // tokens without those at the end that change no state: gate and beta are zero
-    int64_t n_changing(int64_t head, int64_t seq) const {
-        int64_t n = n_tokens;
-        while (n > 0 && *row(g, head, n - 1, seq) == 0.0f && *row(beta, head, n - 1, seq) == 0.0f) {
-            --n;
-        }
-        return n;
-    }
-    size_t chunk_bytes() const { return n_seqs * n_heads * n_chunks * sizeof(chunk); }
-    size_t state_bytes() const { return size * COLUMNS * sizeof(float); }
-};
+bool supported(const delta_net & d) {
+    const int64_t size = d.size();
+    return ggml_cpu_large_batch() && size % COLUMNS == 0 && size % LANES == 0 && d.g->ne[0] == 1 && d.q->ne[0] == size && d.k->ne[0] == size &&
+           is_floats(d.q) && is_floats(d.k) && is_floats(d.v) && is_floats(d.g) && is_floats(d.beta);
+}
 
 float dot_product(const float * a, const float * b, int64_t n) {
     fvec sum = SB(setzero_ps)();
@@ -305,8 +291,8 @@ float dot_product(const float * a, const float * b, int64_t n) {
 }
 
 void prepare_chunk(const delta_net & d, int64_t head, int64_t seq, int64_t first, chunk & c) {
-    const int   n     = (int) std::min<int64_t>(CHUNK, d.n_tokens - first);
-    const float scale = 1.0f / sqrtf((float) d.size);
+    const int   n     = (int) std::min<int64_t>(CHUNK, d.n_tokens() - first);
+    const float scale = 1.0f / sqrtf((float) d.size());
     for (int a = 0; a < n; ++a) {
         const float decay = expf(*d.row(d.g, head, first + a, seq));
         c.beta[a]    = *d.row(d.beta, head, first + a, seq);
@@ -318,8 +304,8 @@ void prepare_chunk(const delta_net & d, int64_t head, int64_t seq, int64_t first
         c.after[a] = 1.0f;
         for (int b = 0; b <= a; ++b) {
             const float * k = d.row(d.k, head, first + b, seq);
-            c.kk[a][b] = c.after[b] * dot_product(k, d.row(d.k, head, first + a, seq), d.size);
-            c.qk[a][b] = c.after[b] * dot_product(k, d.row(d.q, head, first + a, seq), d.size) * scale;
+            c.kk[a][b] = c.after[b] * dot_product(k, d.row(d.k, head, first + a, seq), d.size());
+            c.qk[a][b] = c.after[b] * dot_product(k, d.row(d.q, head, first + a, seq), d.size()) * scale;
         }
     }
 }
@@ -390,36 +376,37 @@ template <int n> void take_chunk(const chunk & c, const float * const * q, const
 }
 
 // columns [first, first + COLUMNS) of a head through all tokens; in memory a column is contiguous
-void take_columns(const delta_net & d, const chunk * chunks, ggml_tensor * dst, int64_t head, int64_t seq, int64_t first, float * state, const float * begin, float * end) {
-    begin += first * d.size;
+void take_columns(const delta_net & d, const chunk * chunks, int64_t head, int64_t seq, int64_t first, float * state, const float * begin, float * end) {
+    const int64_t size = d.size();
+    begin += first * size;
     ivec square[LANES];
-    for (int64_t i = 0; i < d.size; i += LANES) {
+    for (int64_t i = 0; i < size; i += LANES) {
         for (int j = 0; j < COLUMNS; j += LANES) {
             for (int lane = 0; lane < LANES; ++lane) {
-                square[lane] = SB_LOAD(begin + (j + lane) * d.size + i);
+                square[lane] = SB_LOAD(begin + (j + lane) * size + i);
             }
             transpose(square, (char *) (state + i * COLUMNS + j), COLUMNS * sizeof(float));
         }
     }
-    for (int64_t token = 0; token < d.n_tokens; token += CHUNK) {
-        const int n = (int) std::min<int64_t>(CHUNK, d.n_tokens - token);
+    for (int64_t token = 0; token < d.n_tokens(); token += CHUNK) {
+        const int n = (int) std::min<int64_t>(CHUNK, d.n_tokens() - token);
         const float * q[CHUNK], * k[CHUNK], * v[CHUNK];
         float * out[CHUNK];
         for (int a = 0; a < n; ++a) {
             q[a] = d.row(d.q, head, token + a, seq);
             k[a] = d.row(d.k, head, token + a, seq);
             v[a] = d.row(d.v, head, token + a, seq) + first;
-            out[a] = (float *) dst->data + ((seq * d.n_tokens + token + a) * d.n_heads + head) * d.size + first;
+            out[a] = d.out_row(head, token + a, seq) + first;
         }
         static constexpr decltype(&take_chunk<1>) take[] = { nullptr, take_chunk<1>, take_chunk<2>, take_chunk<3>, take_chunk<4> };
-        take[n](chunks[token / CHUNK], q, k, v, out, state, d.size);
+        take[n](chunks[token / CHUNK], q, k, v, out, state, size);
     }
-    for (int64_t i = 0; i < d.size; i += LANES) {
+    for (int64_t i = 0; i < size; i += LANES) {
         for (int j = 0; j < COLUMNS; j += LANES) {
             for (int lane = 0; lane < LANES; ++lane) {
                 square[lane] = SB_LOAD(state + (i + lane) * COLUMNS + j);
             }
-            transpose(square, (char *) (end + (first + j) * d.size + i), d.size * sizeof(float));
+            transpose(square, (char *) (end + (first + j) * size + i), size * sizeof(float));
         }
     }
 }
@@ -434,23 +421,26 @@ float sum_of(const fvec * x) {
     return vaddvq_f32(vaddq_f32(vaddq_f32(x[0], x[2]), vaddq_f32(x[1], x[3])));
 }
 
-// STEP columns of a head, from `first` on, through few tokens one by one, summed up as upstream does. Registers do not hold
-// them: each token reads them twice, from where the one before left them.
-void step_columns(const delta_net & d, const ggml_gated_delta_net_states & states, ggml_tensor * dst, int64_t head, int64_t seq, const float * decay, int64_t n_tokens, int64_t first, bool) {
-    const int64_t size    = d.size;
-    const int64_t n_snaps = states.no_states ? 0 : d.n_snaps(dst);
-    const int64_t offset  = (head * size + first) * size;
-    const float * from    = ggml_gated_delta_net_begin(&states, dst, seq) + offset;
-    const float   scale   = 1.0f / sqrtf((float) size);
+// STEP columns of a head, from `first` on, through few tokens one by one, summed up as upstream does: first the n_before
+// ones, which leave one state. Registers do not hold them: each token reads them twice, from where the one before left them.
+void step_columns(const ggml_delta_net_rows & rows, int64_t n_before, int64_t n_tokens, int64_t head, int64_t seq, int64_t first, const float * decay, bool) {
+    const states_of & states = rows.states;
+    const int64_t size   = rows.tokens.size();
+    const int64_t offset = (head * size + first) * size;
+    const float   scale  = 1.0f / sqrtf((float) size);
+    const float * from   = states.begin + seq * states.begin_stride + offset;
     float         memory[STEP * MAX_SIZE];
 
-    for (int64_t token = 0; token < n_tokens; ++token) {
+    for (int64_t i = 0; i < n_before + n_tokens; ++i) {
+        const bool        at_hand = i >= n_before;
+        const delta_net & d       = at_hand ? rows.tokens : rows.before;
+        const int64_t     token   = at_hand ? i - n_before : i;
         const float * q = d.row(d.q, head, token, seq), * k = d.row(d.k, head, token, seq), * v = d.row(d.v, head, token, seq) + first;
         const float   beta = *d.row(d.beta, head, token, seq);
-        const fvec    g    = vdupq_n_f32(decay[token]);
+        const fvec    g    = vdupq_n_f32(decay[i]);
         const int64_t snap = n_tokens - 1 - token;
-        float * to  = snap < n_snaps ? states.data + snap * states.snap_stride + seq * states.seq_stride + offset : memory;
-        float * out = (float *) dst->data + ((seq * d.n_tokens + token) * d.n_heads + head) * size + first;
+        const bool    kept = at_hand ? snap < states.n_snaps : i + 1 == n_before && (states.n_snaps == 0 || n_tokens == 0);
+        float * to  = kept ? states.end + (at_hand ? snap * states.snap_stride : 0) + seq * states.end_stride + offset : memory;
 
         fvec sums[STEP][SUMS], delta[STEP];
         const auto clear = [&] {
@@ -459,11 +449,11 @@ void step_columns(const delta_net & d, const ggml_gated_delta_net_states & state
             }
         };
         clear();
-        for (int64_t i = 0; i < size; i += SUMS * LANES) {
+        for (int64_t j = 0; j < size; j += SUMS * LANES) {
             SB_UNROLL for (int s = 0; s < SUMS; ++s) {
-                const fvec x = vld1q_f32(k + i + s * LANES);
+                const fvec x = vld1q_f32(k + j + s * LANES);
                 SB_UNROLL for (int n = 0; n < STEP; ++n) {
-                    sums[n][s] = vfmaq_f32(sums[n][s], vmulq_f32(vld1q_f32(from + n * size + i + s * LANES), g), x);
+                    sums[n][s] = vfmaq_f32(sums[n][s], vmulq_f32(vld1q_f32(from + n * size + j + s * LANES), g), x);
                 }
             }
         }
@@ -471,11 +461,11 @@ void step_columns(const delta_net & d, const ggml_gated_delta_net_states & state
             delta[n] = vdupq_n_f32((v[n] - sum_of(sums[n])) * beta);
         }
         clear();
-        for (int64_t i = 0; i < size; i += SUMS * LANES) {
+        for (int64_t j = 0; j < size; j += SUMS * LANES) {
             SB_UNROLL for (int s = 0; s < SUMS; ++s) {
-                const fvec x = vld1q_f32(k + i + s * LANES), y = vld1q_f32(q + i + s * LANES);
+                const fvec x = vld1q_f32(k + j + s * LANES), y = vld1q_f32(q + j + s * LANES);
                 SB_UNROLL for (int n = 0; n < STEP; ++n) {
-                    const int64_t at = n * size + i + s * LANES;
+                    const int64_t at = n * size + j + s * LANES;
                     const fvec column = vfmaq_f32(vmulq_f32(vld1q_f32(from + at), g), x, delta[n]);
                     vst1q_f32(to + at, column);
                     sums[n][s] = vfmaq_f32(sums[n][s], column, y);
@@ -483,17 +473,19 @@ void step_columns(const delta_net & d, const ggml_gated_delta_net_states & state
             }
         }
         SB_UNROLL for (int n = 0; n < STEP; ++n) {
-            out[n] = sum_of(sums[n]) * scale;
+            if (d.out != nullptr) {
+                d.out_row(head, token, seq)[first + n] = sum_of(sums[n]) * scale;
+            }
         }
         from = to;
     }
 }
 
-template <bool> decltype(&step_columns) step_of(int64_t size) {
+decltype(&step_columns) step_of(int64_t size) {
     return size % (SUMS * LANES) == 0 && size <= MAX_SIZE ? step_columns : nullptr;
 }
 
-bool past_caches(const delta_net &, const ggml_gated_delta_net_states &, const ggml_tensor *) { return false; }
+bool past_caches(const delta_net &, const states_of &) { return false; }
 void stored_past_caches() {}
 
 #else
@@ -506,48 +498,59 @@ SB_INLINE void store_past_caches(float * p, GGML_F32_VEC x) {
 #endif
 }
 
-// N columns of a head, from `first` on, through few tokens one by one, as upstream's ggml_vec_dot_f32() and
-// ggml_vec_mad_f32() sum them up; V vectors each. AVX2 has no registers for them: there a token decays them twice, which is
-// cheaper than to store them once more.
-template <int V, int N, bool OUTPUTS> void step_columns(const delta_net & d, const ggml_gated_delta_net_states & states, ggml_tensor * dst, int64_t head, int64_t seq, const float * decay, int64_t n_tokens, int64_t first, bool stream) {
+// N columns of a head, V vectors each, that go through tokens one by one, as upstream's ggml_vec_dot_f32() and
+// ggml_vec_mad_f32() sum them up. AVX2 has no registers for them: there a token decays them twice, which is cheaper than to
+// store them once more.
+template <int V, int N> struct few_columns {
 #ifdef __AVX512F__
-    constexpr bool IN_REGISTERS = true;
+    static constexpr bool IN_REGISTERS = true;
 #else
-    constexpr bool IN_REGISTERS = false;
+    static constexpr bool IN_REGISTERS = false;
 #endif
-    const int64_t n_snaps = states.no_states ? 0 : d.n_snaps(dst);
-    const int64_t offset  = (head * d.size + first) * d.size;
-    const float * begin   = ggml_gated_delta_net_begin(&states, dst, seq) + offset;
-    const float   scale   = 1.0f / sqrtf((float) d.size);
-    GGML_F32_VEC column[N][V];
-    SB_UNROLL for (int i = 0; i < N * V; ++i) {
-        column[i / V][i % V] = GGML_F32_VEC_LOAD(begin + i * GGML_F32_EPR);
-    }
-    GGML_F32_VEC sums[N][GGML_F32_ARR];
-    const auto clear = [&] {
-        SB_UNROLL for (int i = 0; i < N * GGML_F32_ARR; ++i) {
-            sums[i / GGML_F32_ARR][i % GGML_F32_ARR] = GGML_F32_VEC_ZERO;
+    GGML_F32_VEC x[N][V];
+
+    inline __attribute__((always_inline)) void load(const float * p) {
+        SB_UNROLL for (int i = 0; i < N * V; ++i) {
+            x[i / V][i % V] = GGML_F32_VEC_LOAD(p + i * GGML_F32_EPR);
         }
-    };
-    const auto sum = [&](int n) {
-        float all;
-        GGML_F32_VEC_REDUCE(all, sums[n]);
-        return all;
-    };
-    for (int64_t token = 0; token < n_tokens; ++token) {
+    }
+    inline __attribute__((always_inline)) void store(float * p, bool past_caches) const {
+        if (past_caches) {
+            SB_UNROLL for (int i = 0; i < N * V; ++i) {
+                store_past_caches(p + i * GGML_F32_EPR, x[i / V][i % V]);
+            }
+            return;
+        }
+        SB_UNROLL for (int i = 0; i < N * V; ++i) {
+            GGML_F32_VEC_STORE(p + i * GGML_F32_EPR, x[i / V][i % V]);
+        }
+    }
+    // columns from `first` on through a token of a head; without OUTPUTS nobody reads what it gives
+    template <bool OUTPUTS> inline __attribute__((always_inline)) void step(const delta_net & d, int64_t head, int64_t seq, int64_t token, int64_t first, float decay, float scale) {
         const float * q = d.row(d.q, head, token, seq), * k = d.row(d.k, head, token, seq), * v = d.row(d.v, head, token, seq) + first;
         const float beta = *d.row(d.beta, head, token, seq);
-        const GGML_F32_VEC g = GGML_F32_VEC_SET1(decay[token]);
-        float * out = (float *) dst->data + ((seq * d.n_tokens + token) * d.n_heads + head) * d.size + first;
+        const GGML_F32_VEC g = GGML_F32_VEC_SET1(decay);
+
+        GGML_F32_VEC sums[N][GGML_F32_ARR];
+        const auto clear = [&] {
+            SB_UNROLL for (int i = 0; i < N * GGML_F32_ARR; ++i) {
+                sums[i / GGML_F32_ARR][i % GGML_F32_ARR] = GGML_F32_VEC_ZERO;
+            }
+        };
+        const auto sum = [&](int n) {
+            float all;
+            GGML_F32_VEC_REDUCE(all, sums[n]);
+            return all;
+        };
         clear();
         SB_UNROLL for (int i = 0; i < V; ++i) {
-            const GGML_F32_VEC x = GGML_F32_VEC_LOAD(k + i * GGML_F32_EPR);
+            const GGML_F32_VEC y = GGML_F32_VEC_LOAD(k + i * GGML_F32_EPR);
             SB_UNROLL for (int n = 0; n < N; ++n) {
-                const GGML_F32_VEC decayed = GGML_F32_VEC_MUL(column[n][i], g);
+                const GGML_F32_VEC decayed = GGML_F32_VEC_MUL(x[n][i], g);
                 if (IN_REGISTERS) {
-                    column[n][i] = decayed;
+                    x[n][i] = decayed;
                 }
-                sums[n][i % GGML_F32_ARR] = GGML_F32_VEC_FMA(sums[n][i % GGML_F32_ARR], decayed, x);
+                sums[n][i % GGML_F32_ARR] = GGML_F32_VEC_FMA(sums[n][i % GGML_F32_ARR], decayed, y);
             }
         }
         GGML_F32_VEC delta[N];
@@ -556,122 +559,150 @@ template <int V, int N, bool OUTPUTS> void step_columns(const delta_net & d, con
         }
         clear();
         SB_UNROLL for (int i = 0; i < V; ++i) {
-            const GGML_F32_VEC x = GGML_F32_VEC_LOAD(k + i * GGML_F32_EPR), y = GGML_F32_VEC_LOAD(q + i * GGML_F32_EPR);
+            const GGML_F32_VEC y = GGML_F32_VEC_LOAD(k + i * GGML_F32_EPR), z = GGML_F32_VEC_LOAD(q + i * GGML_F32_EPR);
             SB_UNROLL for (int n = 0; n < N; ++n) {
-                const GGML_F32_VEC decayed = IN_REGISTERS ? column[n][i] : GGML_F32_VEC_MUL(column[n][i], g);
-                column[n][i] = GGML_F32_VEC_FMA(decayed, x, delta[n]);
+                const GGML_F32_VEC decayed = IN_REGISTERS ? x[n][i] : GGML_F32_VEC_MUL(x[n][i], g);
+                x[n][i] = GGML_F32_VEC_FMA(decayed, y, delta[n]);
                 if (OUTPUTS) {
-                    sums[n][i % GGML_F32_ARR] = GGML_F32_VEC_FMA(sums[n][i % GGML_F32_ARR], column[n][i], y);
+                    sums[n][i % GGML_F32_ARR] = GGML_F32_VEC_FMA(sums[n][i % GGML_F32_ARR], x[n][i], z);
                 }
             }
         }
         SB_UNROLL for (int n = 0; n < N && OUTPUTS; ++n) {
-            out[n] = sum(n) * scale;
+            d.out_row(head, token, seq)[first + n] = sum(n) * scale;
         }
+    }
+};
+
+// first the n_before tokens, which leave one state
+template <int V, int N> void step_columns(const ggml_delta_net_rows & rows, int64_t n_before, int64_t n_tokens, int64_t head, int64_t seq, int64_t first, const float * decay, bool stream) {
+    const states_of & states = rows.states;
+    const int64_t size   = rows.tokens.size();
+    const int64_t offset = (head * size + first) * size;
+    const float   scale  = 1.0f / sqrtf((float) size);
+    float *       end    = states.end + seq * states.end_stride + offset;
+
+    few_columns<V, N> s;
+    s.load(states.begin + seq * states.begin_stride + offset);
+    for (int64_t token = 0; token < n_before; ++token) {
+        s.template step<false>(rows.before, head, seq, token, first, decay[token], scale);
+    }
+    if (n_before > 0 && (states.n_snaps == 0 || n_tokens == 0)) {
+        s.store(end, false);
+    }
+    for (int64_t token = 0; token < n_tokens; ++token) {
+        s.template step<true>(rows.tokens, head, seq, token, first, decay[n_before + token], scale);
         const int64_t snap = n_tokens - 1 - token;
-        if (snap < n_snaps) {
-            float * end = states.data + snap * states.snap_stride + seq * states.seq_stride + offset;
-            if (stream && end != begin) {
-                SB_UNROLL for (int i = 0; i < N * V; ++i) {
-                    store_past_caches(end + i * GGML_F32_EPR, column[i / V][i % V]);
-                }
-                continue;
-            }
-            SB_UNROLL for (int i = 0; i < N * V; ++i) {
-                GGML_F32_VEC_STORE(end + i * GGML_F32_EPR, column[i / V][i % V]);
-            }
+        if (snap < states.n_snaps) {
+            s.store(end + snap * states.snap_stride, stream);
         }
     }
 }
 
 constexpr int STEP = 2;
 
-template <bool OUTPUTS> decltype(&step_columns<4, STEP, OUTPUTS>) step_of(int64_t size) {
-    return size == 4 * GGML_F32_EPR ? step_columns<4, STEP, OUTPUTS> : size == 8 * GGML_F32_EPR ? step_columns<8, STEP, OUTPUTS> :
-           size == 16 * GGML_F32_EPR ? step_columns<16, STEP, OUTPUTS> : nullptr;
+decltype(&step_columns<4, STEP>) step_of(int64_t size) {
+    return size == 4 * GGML_F32_EPR ? step_columns<4, STEP> : size == 8 * GGML_F32_EPR ? step_columns<8, STEP> :
+           size == 16 * GGML_F32_EPR ? step_columns<16, STEP> : nullptr;
 }
 
 // snapshots that no second-level cache holds: a line of them need not be read before it is written
-bool past_caches(const delta_net & d, const ggml_gated_delta_net_states & states, const ggml_tensor * dst) {
-    return d.n_snaps(dst) * d.n_seqs * d.n_heads * d.size * d.size * sizeof(float) > (1 << 20) &&
-           (uintptr_t) states.data % sizeof(GGML_F32_VEC) == 0 && states.snap_stride % GGML_F32_EPR == 0 && states.seq_stride % GGML_F32_EPR == 0;
+bool past_caches(const delta_net & d, const states_of & states) {
+    const int64_t state = d.size() * d.size() * d.n_heads();
+    return states.begin != states.end && std::min(states.n_snaps, d.n_tokens()) * d.n_seqs() * state * sizeof(float) > (1 << 20) &&
+           (uintptr_t) states.end % sizeof(GGML_F32_VEC) == 0 && states.snap_stride % GGML_F32_EPR == 0 && states.end_stride % GGML_F32_EPR == 0;
 }
 
 void stored_past_caches() { _mm_sfence(); }
 
 #endif
 
-bool step_few(const ggml_compute_params * params, const delta_net & d, const ggml_gated_delta_net_states & states, ggml_tensor * dst) {
-    const auto step = states.no_outputs ? step_of<false>(d.size) : step_of<true>(d.size);
-    if (step == nullptr || d.n_tokens >= FEW) {
-        return false;
-    }
-    int64_t begin, end;
-    share(params, d.n_seqs * d.n_heads * d.size, STEP, begin, end);
-    const bool stream = past_caches(d, states, dst);
-    float decay[FEW];
-    int64_t n_tokens = 0;
-    for (int64_t i = begin; i < end; i += STEP) {
-        const int64_t first = i % d.size, head = i / d.size % d.n_heads, seq = i / d.size / d.n_heads;
-        if (i == begin || first == 0) {
-            n_tokens = states.no_outputs ? d.n_changing(head, seq) : d.n_tokens;
-            for (int64_t token = 0; token < n_tokens; ++token) {
-                decay[token] = expf(*d.row(d.g, head, token, seq));
-            }
-        }
-        if (n_tokens > 0) {
-            step(d, states, dst, head, seq, decay, n_tokens, first, stream);
-            continue;
-        }
-        const int64_t offset = (head * d.size + first) * d.size;
-        const float * kept = ggml_gated_delta_net_begin(&states, dst, seq) + offset;
-        float * end_of = states.data + seq * states.seq_stride + offset;
-        if (kept != end_of) {
-            memcpy(end_of, kept, STEP * d.size * sizeof(float));
-        }
-    }
-    stored_past_caches();
-    return true;
-}
-
 } // namespace
 
-size_t ggml_large_batch_delta_net_wdata_size(int n_tasks, const ggml_tensor * dst) {
-    const delta_net d(dst);
-    return d.chunked(dst) && d.supported() ? 64 + d.chunk_bytes() + n_tasks * d.state_bytes() : 0;
+bool ggml_delta_net_chunked(const delta_net & d, int64_t n_snaps) {
+    return d.n_tokens() >= FEW && n_snaps == 1 && supported(d);
 }
 
-bool ggml_compute_forward_large_batch_delta_net(const ggml_compute_params * params, ggml_tensor * dst, const ggml_gated_delta_net_states * states) {
-    const delta_net d(dst);
-    if (params->use_ref || !d.supported()) {
-        return false;
-    }
-    if (!d.chunked(dst) || states->no_outputs || states->no_states) { // the bits of steps
-        return step_few(params, d, *states, dst);
-    }
-    float * memory = (float *) GGML_PAD((uintptr_t) params->wdata, 64);
-    chunk * chunks = (chunk *) ((char *) memory + params->nth * d.state_bytes());
-    memory += params->ith * d.size * COLUMNS;
+size_t ggml_delta_net_chunk_memory(int n_tasks, const delta_net & d) {
+    return 64 + chunk_bytes(d) + n_tasks * state_bytes(d);
+}
 
+void ggml_delta_net_chunks(const ggml_compute_params * params, const delta_net & d, const states_of & states, void * work) {
+    float * memory = (float *) GGML_PAD((uintptr_t) work, 64);
+    chunk * chunks = (chunk *) ((char *) memory + params->nth * state_bytes(d));
+    memory += params->ith * d.size() * COLUMNS;
+
+    const int64_t n = n_chunks(d), n_heads = d.n_heads();
     int64_t begin, end;
-    share(params, d.n_seqs * d.n_heads * d.n_chunks, 1, begin, end);
+    share(params, d.n_seqs() * n_heads * n, 1, begin, end);
     for (int64_t i = begin; i < end; ++i) {
-        const int64_t head = i / d.n_chunks % d.n_heads, seq = i / d.n_chunks / d.n_heads;
-        prepare_chunk(d, head, seq, i % d.n_chunks * CHUNK, chunks[i]);
+        prepare_chunk(d, i / n % n_heads, i / n / n_heads, i % n * CHUNK, chunks[i]);
     }
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
     ggml_barrier(params->threadpool);
 
-    const int64_t parts = d.size / COLUMNS;
-    for (int64_t i = params->ith; i < d.n_seqs * d.n_heads * parts; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        const int64_t head = i / parts % d.n_heads, seq = i / parts / d.n_heads;
-        const int64_t offset = head * d.size * d.size;
-        take_columns(d, chunks + (seq * d.n_heads + head) * d.n_chunks, dst, head, seq, i % parts * COLUMNS, memory,
-                     ggml_gated_delta_net_begin(states, dst, seq) + offset, states->data + seq * states->seq_stride + offset);
+    const int64_t parts = d.size() / COLUMNS;
+    for (int64_t i = params->ith; i < d.n_seqs() * n_heads * parts; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t head = i / parts % n_heads, seq = i / parts / n_heads;
+        const int64_t offset = head * d.size() * d.size();
+        take_columns(d, chunks + (seq * n_heads + head) * n, head, seq, i % parts * COLUMNS, memory,
+                     states.begin + seq * states.begin_stride + offset, states.end + seq * states.end_stride + offset);
     }
+}
+
+bool ggml_delta_net_steps(const ggml_compute_params * params, const ggml_delta_net_rows & rows, int64_t n_tokens, float * decay) {
+    const delta_net & d = rows.tokens;
+    const auto step = step_of(d.size());
+    if (params->use_ref || step == nullptr || !supported(d)) {
+        return false;
+    }
+    int64_t begin, end;
+    share(params, d.n_seqs() * d.n_heads() * d.size(), STEP, begin, end);
+    const bool stream = past_caches(d, rows.states);
+    int64_t n_before = 0;
+    for (int64_t i = begin; i < end; i += STEP) {
+        const int64_t first = i % d.size(), head = i / d.size() % d.n_heads(), seq = i / d.size() / d.n_heads();
+        if (i == begin || first == 0) {
+            n_before = rows.n_before ? rows.n_before[seq] : 0;
+            for (int64_t token = 0; token < n_before; ++token) {
+                decay[token] = expf(*rows.before.row(rows.before.g, head, token, seq));
+            }
+            for (int64_t token = 0; token < n_tokens; ++token) {
+                decay[n_before + token] = expf(*d.row(d.g, head, token, seq));
+            }
+        }
+        if (n_before + n_tokens > 0) {
+            step(rows, n_before, n_tokens, head, seq, first, decay, stream);
+        }
+    }
+    stored_past_caches();
     return true;
+}
+
+static delta_net tokens_of(const ggml_tensor * dst) {
+    return { dst->src[0], dst->src[1], dst->src[2], dst->src[3], dst->src[4], (float *) dst->data };
+}
+
+size_t ggml_large_batch_delta_net_wdata_size(int n_tasks, const ggml_tensor * dst) {
+    const delta_net d = tokens_of(dst);
+    return ggml_delta_net_chunked(d, ggml_get_op_params_i32(dst, 0)) ? ggml_delta_net_chunk_memory(n_tasks, d) : 0;
+}
+
+bool ggml_compute_forward_large_batch_delta_net(const ggml_compute_params * params, ggml_tensor * dst) {
+    const ggml_tensor * state = dst->src[5];
+    const delta_net d = tokens_of(dst);
+    const int64_t n_snaps = ggml_get_op_params_i32(dst, 0), size = d.size() * d.size() * d.n_heads();
+
+    // behind the outputs
+    const states_of states = { (const float *) state->data, (int64_t) (state->nb[3] / sizeof(float)), d.out + ggml_nelements(d.v), size, size * d.n_seqs(), n_snaps };
+    if (!params->use_ref && ggml_delta_net_chunked(d, n_snaps)) {
+        ggml_delta_net_chunks(params, d, states, params->wdata);
+        return true;
+    }
+    float decay[FEW];
+    return d.n_tokens() < FEW && ggml_delta_net_steps(params, { states, {}, nullptr, d }, d.n_tokens(), decay);
 }
 
 #else
@@ -679,7 +710,12 @@ bool ggml_compute_forward_large_batch_delta_net(const ggml_compute_params * para
 bool ggml_compute_forward_large_batch_conv(const ggml_compute_params *, ggml_tensor *)   { return false; }
 bool ggml_compute_forward_large_batch_concat(const ggml_compute_params *, ggml_tensor *) { return false; }
 bool ggml_compute_forward_large_batch_mul(const ggml_compute_params *, ggml_tensor *)    { return false; }
-bool ggml_compute_forward_large_batch_delta_net(const ggml_compute_params *, ggml_tensor *, const ggml_gated_delta_net_states *) { return false; }
+bool ggml_compute_forward_large_batch_delta_net(const ggml_compute_params *, ggml_tensor *) { return false; }
 size_t ggml_large_batch_delta_net_wdata_size(int, const ggml_tensor *) { return 0; }
+
+bool   ggml_delta_net_chunked(const ggml_delta_net_tokens &, int64_t)         { return false; }
+size_t ggml_delta_net_chunk_memory(int, const ggml_delta_net_tokens &)        { return 0; }
+void   ggml_delta_net_chunks(const ggml_compute_params *, const ggml_delta_net_tokens &, const ggml_delta_net_states &, void *) {}
+bool   ggml_delta_net_steps(const ggml_compute_params *, const ggml_delta_net_rows &, int64_t, float *) { return false; }
 
 #endif

@@ -10,7 +10,6 @@ extern "C" {
 
 struct ggml_compute_params;
 struct ggml_tensor;
-struct ggml_gated_delta_net_states;
 
 // What prompts need besides products. Each computes dst and returns true, or returns false and has done nothing.
 
@@ -26,8 +25,7 @@ bool ggml_compute_forward_large_batch_concat(const struct ggml_compute_params * 
 bool ggml_compute_forward_large_batch_mul(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 
 // GATED_DELTA_NET: of 16 tokens and more if the last state alone is wanted; of fewer bit for bit what upstream's gives.
-bool ggml_compute_forward_large_batch_delta_net(const struct ggml_compute_params * params, struct ggml_tensor * dst,
-        const struct ggml_gated_delta_net_states * states);
+bool ggml_compute_forward_large_batch_delta_net(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 size_t ggml_large_batch_delta_net_wdata_size(int n_tasks, const struct ggml_tensor * dst);
 
 // FLASH_ATTN_EXT of 9 query rows and more, without a softcap or masks for each head. The bits do not depend on the number of

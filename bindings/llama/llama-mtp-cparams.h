@@ -23,7 +23,6 @@ struct llama_mtp_given {
 struct llama_mtp_settings {
     llama_hidden_tap block_input = LLAMA_HIDDEN_TAP_POST_NORM;  // hidden rows that the MTP block takes
 
-    bool rs_snapshots = true;         // recurrent layers leave n_rs_seq snapshots beside the last state
 
     bool    greedy       = false;     // pick the best token of each output row; logits stay where they are
     int32_t n_candidates = 0;         // with greedy: the best tokens with their logits, too
@@ -33,6 +32,7 @@ struct llama_mtp_settings {
     // fixed when the context is made
     bool in_trunk       = false;      // the trunk's graphs write K and V of an MTP block, whose drafts are chains
     bool indices_on_cpu = false;      // the output layer is on a CPU: logits, and indices of states, are in host memory
+    bool delta_rows     = false;      // delta nets are GATED_DELTA_NET_ROWS, wherever their states are
 };
 
 // Tensors of a context that its graphs read and write.
@@ -68,7 +68,7 @@ struct llama_mtp_cparams : llama_mtp_settings, llama_mtp_places, llama_mtp_reque
     auto key() const {
         const llama_mtp_settings unused;
         const llama_mtp_settings & s = chain > 0 ? unused : static_cast<const llama_mtp_settings &>(*this);
-        return std::make_tuple(s.rs_snapshots, s.greedy, s.n_candidates, block_input, head_id,
+        return std::make_tuple(s.greedy, s.n_candidates, block_input, head_id,
                 chain, n_chain_candidates, drawn, keep, n_kept);
     }
 

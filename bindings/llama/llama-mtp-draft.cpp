@@ -41,8 +41,8 @@ void llama_context::mtp_select_shape(llama_graph_shape shape) {
     auto   it     = graph_slots.find(shape);
     if (it == graph_slots.end()) {
         if (graph_slots.size() == 1) {  // what was reserved last is the trunk's
-            // and it may have been reserved without snapshots, three nodes each
-            mtp_max_nodes = 2*ggml_graph_n_nodes(gf_res_reserve->get_gf()) + model.n_tensors() + 3*model.hparams.n_layer()*cparams.n_rs_seq;
+            // and a prompt's, which has no nodes for tokens that may be taken back
+            mtp_max_nodes = 2*ggml_graph_n_nodes(gf_res_reserve->get_gf()) + model.n_tensors() + 16*model.hparams.n_layer() + 3*cparams.n_rs_seq;
             mtp_lent      = backend_buf_exp_size;
             for (size_t i = 0; i < mtp_lent.size(); ++i) {
                 mtp_lent[i] -= ggml_backend_sched_get_inputs_size(sched.get(), backend_ptrs[i]);

@@ -69,7 +69,7 @@ void llama_store_pending(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * pen
 // A graph that takes in the n_pend0 tokens which are pending for a cell.
 bool llama_context::mtp_take_in_pending(const llama_memory_recurrent & mem, uint32_t cell) {
     const auto & hparams = model.hparams;
-    const int64_t n = mem.cells[cell].n_pend0, S = hparams.ssm_d_state, H = hparams.ssm_dt_rank;
+    const int64_t n = mem.cells[cell].past.n_pend0, S = hparams.ssm_d_state, H = hparams.ssm_dt_rank;
     const int64_t n_gates = llama_gate_rows(n, hparams);
 
     ggml_backend_sched_reset(sched.get());
@@ -77,7 +77,7 @@ bool llama_context::mtp_take_in_pending(const llama_memory_recurrent & mem, uint
     res->reset();
     ggml_context * ctx = res->get_ctx();
 
-    ggml_tensor * rows      = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n);
+    ggml_tensor * rows      = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, cparams.mtp.delta_rows ? 2 : n);
     ggml_tensor * gate_rows = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n_gates + n);
     ggml_set_input(rows);
     ggml_set_input(gate_rows);
@@ -86,6 +86,18 @@ bool llama_context::mtp_take_in_pending(const llama_memory_recurrent & mem, uint
             continue;
         }
         ggml_tensor * s     = mem.s_l[il];
+        if (cparams.mtp.delta_rows) { // the last token is at hand, those before it are pending
+            ggml_tensor * pend = mem.pend_l[il], * gates = mem.gates_l[il];
+            const int64_t H_p  = pend->ne[0]/S - H, row = cell*mem.n_pend_max() + n - 1;
+
+            const auto heads = [&](ggml_tensor * t, int64_t size, int64_t n_heads, int64_t i, int64_t first) {
+                return ggml_view_4d(ctx, t, size, n_heads, 1, 1, size*sizeof(float), t->nb[1], t->nb[1], i*t->nb[1] + first*sizeof(float));
+            };
+            ggml_tensor * k = heads(pend, S, H_p, row, 0);
+            ggml_build_forward_expand(res->get_gf(), ggml_gated_delta_net_rows(ctx, k, k, heads(pend, S, H, row, S*H_p),
+                    heads(gates, 1, H, row, 0), heads(gates, 1, H, row + mem.n_pend_rows(), 0), s, pend, gates, rows, cell, mem.n_pend_max(), false));
+            continue;
+        }
         ggml_tensor * begin = ggml_view_4d(ctx, s, S, S, H, 1, S*sizeof(float), S*S*sizeof(float), s->nb[1], cell*s->nb[1]);
         ggml_tensor * end   = llama_take_in_pending(ctx, model.arch, hparams, mem.pend_l[il], rows,
                 ggml_get_rows(ctx, mem.gates_l[il], gate_rows), 0, begin);
@@ -99,8 +111,13 @@ bool llama_context::mtp_take_in_pending(const llama_memory_recurrent & mem, uint
     std::vector<int32_t> ids(n_gates + n, mem.n_pend_rows() - 1);
     std::iota(ids.begin(),           ids.begin() + n, first);
     std::iota(ids.begin() + n_gates, ids.end(),       first + mem.n_pend_rows());
-    ggml_backend_tensor_set(rows,      ids.data(), 0, n*sizeof(int32_t));
-    ggml_backend_tensor_set(gate_rows, ids.data(), 0, ids.size()*sizeof(int32_t));
+    if (cparams.mtp.delta_rows) {
+        const int32_t cell_and_pending[] = { (int32_t) cell, (int32_t) n - 1 };
+        ggml_backend_tensor_set(rows, cell_and_pending, 0, sizeof(cell_and_pending));
+    } else {
+        ggml_backend_tensor_set(rows,      ids.data(), 0, n*sizeof(int32_t));
+        ggml_backend_tensor_set(gate_rows, ids.data(), 0, ids.size()*sizeof(int32_t));
+    }
 
     const bool done = graph_compute(res->get_gf(), false) == GGML_STATUS_SUCCESS;
     ggml_backend_sched_synchronize(sched.get());

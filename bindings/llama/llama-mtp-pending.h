@@ -6,9 +6,15 @@
 #include <cstdint>
 
 struct llama_hparams;
+struct llama_memory_i;
+struct llama_model;
 
 // What a few tokens do to the states of a delta net is pending until the next batch, which knows how many of them stay. Of a
 // token: k and v, in a row of llama_memory_recurrent::pend_l, gate and beta, in rows of gates_l, F32.
+
+// Whether all devices with states of delta nets have GATED_DELTA_NET_ROWS. Otherwise graphs gather states, take tokens in, and
+// copy what is kept, in nodes that all devices have.
+bool llama_has_delta_rows(const llama_model & model, const llama_memory_i * memory);
 
 // floats of k and v of a token
 uint32_t llama_pending_size(llm_arch arch, const llama_hparams & hparams);

@@ -5,7 +5,6 @@
 #include "llama-impl.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-hybrid.h"
-#include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
 #include "llama-mtp.h"
@@ -37,7 +36,7 @@ void llm_graph_context::build_mtp_kv_only(llm_graph_input_attn_kv * inp, ggml_te
 }
 
 // The rows before those of the tokens at hand: of each sequence the carry, then all of h, F32 [n_embd, n_tokens], but the last,
-// which is carried on, beside snapshots for rollback, as build_conv_state() does. F32 [n_embd, n_seq_tokens, n_seqs]
+// which is carried on, beside those to which the batch can be taken back. F32 [n_embd, n_seq_tokens, n_seqs]
 ggml_tensor * llm_graph_context::build_mtp_shift(llm_graph_input_rs * inp, ggml_tensor * h) const {
     const auto * mctx = inp->mctx;
 
@@ -50,7 +49,7 @@ ggml_tensor * llm_graph_context::build_mtp_shift(llm_graph_input_rs * inp, ggml_
     ggml_tensor * rows = ggml_concat(ctx0, carry, ggml_reshape_3d(ctx0, h, n_embd, n_seq_tokens, n_seqs), 1);
     cb(rows, "mtp_shift", -1);
 
-    const int64_t n_states = cparams.mtp.rs_snapshots ? std::min<int64_t>(n_seq_tokens, cparams.n_rs_seq + 1) : 1;
+    const int64_t n_states = mctx->get_n_states(n_seq_tokens);
     for (int64_t i = 0; i < n_states; ++i) {
         ggml_build_forward_expand(gf, ggml_cpy(ctx0,
                 ggml_view_2d(ctx0, rows, n_embd, n_seqs, rows->nb[2], (n_seq_tokens - i)*rows->nb[1]),
@@ -102,17 +101,6 @@ void llm_graph_context::build_mtp_trunk(const llama_model & model, llm_graph_inp
     build_mtp_kv_only(inp->get_attn(), k, v, il);
 }
 
-// The part of a memory that has recurrent states; NULL: none.
-static llama_memory_recurrent * recurrent(llama_memory_i * memory) {
-    if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
-        return hybrid->get_mem_recr();
-    }
-    if (auto * iswa = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) {
-        return iswa->get_mem_recr();
-    }
-    return dynamic_cast<llama_memory_recurrent *>(memory);
-}
-
 bool llama_context::set_mtp_block_input(llama_hidden_tap input) {
     if (!cparams.mtp.in_trunk || input == LLAMA_HIDDEN_TAP_NONE) {
         LLAMA_LOG_ERROR("%s: no context with an MTP block, or no hidden row\n", __func__);
@@ -127,23 +115,11 @@ bool llama_context::set_mtp_block_input(llama_hidden_tap input) {
     }
     cparams.mtp.block_input = input;
 
-    recurrent(memory.get())->carry_point = input == LLAMA_HIDDEN_TAP_PRE_NORM;
+    auto * hybrid = static_cast<llama_memory_hybrid *>(memory.get());
+    hybrid->get_mem_recr()->carry_point = input == LLAMA_HIDDEN_TAP_PRE_NORM;
     return true;
-}
-
-void llama_context::set_mtp_rs_snapshots(bool value) {
-    cparams.mtp.rs_snapshots = value;
-
-    llama_memory_recurrent * recr = recurrent(memory.get());
-    if (recr) {
-        recr->rs_snapshots = value;
-    }
 }
 
 bool llama_mtp_set_block_input(llama_context * ctx, llama_hidden_tap input) {
     return ctx->set_mtp_block_input(input);
-}
-
-void llama_mtp_set_rs_snapshots(llama_context * ctx, bool value) {
-    ctx->set_mtp_rs_snapshots(value);
 }

@@ -42,14 +42,6 @@ LLAMA_API void llama_mtp_set_layer_offset(struct llama_context * ctx, int32_t of
 LLAMA_API struct llama_context * llama_mtp_get_ctx_other(struct llama_context * ctx);
 
 //
-// Rollback snapshots: whether a decode leaves the states of its last n_rs_seq + 1 tokens, or the last one only (default: on)
-//
-// Off for prompts, from which nobody goes back token by token: llama_memory_seq_rm() then refuses to go back within that
-// decode. Other models than delta nets leave their states in any case, and refuse, too.
-//
-LLAMA_API void llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
-
-//
 // Greedy tokens (default: off)
 //
 // On: the next decodes pick the token with the largest logit of each output row where the logits are. Logits are not
@@ -137,8 +129,9 @@ LLAMA_API struct llama_model * llama_mtp_load_model(
 // is always in step with the trunk, and llama_memory_*() and llama_state_*() treat both as one. Logits are those of any
 // other context.
 //
-// Rollback: what the last decode did to recurrent states stays pending until the next decode, and llama_memory_seq_rm()
-// can take back up to n_rs_seq of its tokens. Writing a state to memory, to a file or to a device settles what is pending:
+// Rollback: what a decode of up to n_rs_seq + 1 tokens of a sequence did to recurrent states stays pending until the next
+// decode, and llama_memory_seq_rm() can take back up to n_rs_seq of its tokens. Longer decodes, of prompts, cannot be taken
+// back token by token. Writing a state to memory, to a file or to a device settles what is pending:
 // llama_memory_seq_rm() then refuses to go back within that decode. Asking for the size of a state settles nothing.
 //
 

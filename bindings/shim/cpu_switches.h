@@ -20,7 +20,7 @@ inline bool set_cpu_switch(const char * name, bool value) {
 }
 
 inline void set_cpu_changes(bool value) {
-    for (const char * name : { "small_batch", "large_batch", "direct_states", "few_rows_attention" }) {
+    for (const char * name : { "small_batch", "large_batch", "few_rows_attention" }) {
         set_cpu_switch(name, value);
     }
 }

@@ -7,7 +7,6 @@ const float * llama_get_hidden_rows(llama_context *, int32_t, int32_t) { return 
 void llama_mtp_set_slice(llama_context *, bool) {}
 
 bool llama_mtp_set_block_input(llama_context *, llama_hidden_tap) { return false; }
-void llama_mtp_set_rs_snapshots(llama_context *, bool) {}
 
 void        llama_mtp_set_greedy(llama_context *, bool) {}
 llama_token llama_mtp_get_greedy_ith(llama_context *, int32_t) { return LLAMA_TOKEN_NULL; }

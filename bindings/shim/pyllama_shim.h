@@ -35,8 +35,7 @@ PYLLAMA_API const char * pyllama_stamp(void);
 
 // Switches a change that our patches make to the speed of every loaded CPU backend. All are on by default.
 // "small_batch": products of a few columns. "few_rows_attention": attention of a few rows.
-// "direct_states": new states go where they are kept. "large_batch": products, delta nets and convolutions of
-// prompts. False: no backend has it.
+// "large_batch": products, delta nets and convolutions of prompts. False: no backend has it.
 PYLLAMA_API bool pyllama_set_cpu_switch(const char * name, bool value);
 // Switches all of them.
 PYLLAMA_API void pyllama_set_cpu_changes(bool value);

@@ -182,7 +182,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="native libraries to compare, in place of --lib. Each but the first runs in a process "
         "of its own, which loads the model as well; it can have environment variables "
         "(patched,patched:GOMP_SPINCOUNT=300000) and switches of the CPU patches (small_batch, "
-        "large_batch, direct_states, few_rows_attention: patched:small_batch=off)",
+        "large_batch, few_rows_attention: patched:small_batch=off)",
     )
     group.add_argument(
         "--axis",

@@ -84,7 +84,6 @@ class Context(Owned, OfThisProcess):
         self.draft_shape: tuple[int, ...] = ()
         self._block = 0
         self._settled = True  # what the last decode computed is known to be here
-        self._snapshots = True
         self._on_device: dict[int, State] = {}  # by sequence: the state kept on its device
         self._checkpoint_memory = HostMemory(model.on_gpu)
         #: By sequence, for images in the cache: last position, and the one at which text goes on.
@@ -572,31 +571,27 @@ class Context(Owned, OfThisProcess):
 
     # -- sequences in the cache --------------------------------------------------------------------
 
-    def set_snapshots(self, on: bool) -> None:
-        """Whether the next decodes leave snapshots of the recurrent state to go back to."""
-        if self.n_rs_seq and self.library.has_tap and on != self._snapshots:
-            self._snapshots = on
-            self._lib.llama_mtp_set_rs_snapshots(self.handle, on)
-
     def _rewinds(self, seqs: Ints) -> dict[int, int]:
         """How far each sequence can go back after a decode of tokens of these sequences.
 
         A decode of n tokens makes n snapshots at most, the last one being the state itself; older
         snapshots are left from earlier decodes, and llama.cpp would go back to them all the same.
+        More tokens of a sequence than there can be snapshots leave none, but in llama.cpp as it is.
         Snapshots lie beside the state of their sequence. A graph of several sequences brings their
         states together, which may move the state of another sequence, and leaves its snapshots
         behind. So several sequences can go back only if a single graph had them all: equally many
         tokens of each, and no more than n_ubatch together.
         """
-        if not self._snapshots or not self.n_rs_seq:
+        if not self.n_rs_seq:
             return {}
+        rest = 0 if self.library.has_tap else self.n_rs_seq
         if self.options.n_seq_max == 1:
-            return {SEQ: min(len(seqs) - 1, self.n_rs_seq)}
+            return {SEQ: len(seqs) - 1 if len(seqs) <= self.n_rs_seq + 1 else rest}
         counts = Counter(seqs.tolist())
         alike = len({*counts.values()}) == 1 and len(seqs) <= self.n_ubatch
         if len(counts) > 1 and not (self.options.unified and alike):
             return {}
-        return {seq: min(n - 1, self.n_rs_seq) for seq, n in counts.items()}
+        return {seq: n - 1 if n <= self.n_rs_seq + 1 else rest for seq, n in counts.items()}
 
     def rewind(self, seq: int = SEQ) -> int:
         """How many positions a sequence can go back now.

@@ -37,7 +37,8 @@ class ContextOptions:
             or "pre-norm".
         tap: hidden rows in upstream's way, through the host: "off"; "all" tokens; "outputs" only.
         n_outputs_max: most output rows per decode call.
-        n_rs_seq: recurrent-state snapshots kept for rollback.
+        n_rs_seq: tokens by which a recurrent state can go back, within the last batch of its
+            sequence, if that had no more than one token more.
         n_seq_max: sequences that may be in the caches at once.
         unified: sequences share the attention cache, and any of them may be in one graph; drafts
             of several need it. False: each has a part of n_ctx, and graphs have neighbours only.

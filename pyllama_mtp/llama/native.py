@@ -75,7 +75,6 @@ CPU_SWITCHES = {
     "weights of a model that is loaded while this is off are repacked, as upstream does",
     "large_batch": "a prompt's products go through one kernel for all types (not where small_batch "
     "is off), its delta nets and convolutions are computed in tiles; results differ by rounding",
-    "direct_states": "recurrent layers write their new states where they are kept; same results",
     "few_rows_attention": "flash attention of 1 to 8 rows reads K and V once for all rows and "
     "heads; results differ by rounding",
 }

@@ -27,7 +27,7 @@ _KINDS = {
     "convolution": r"SSM_CONV |\w+ (conv_|cache_r_l)",
     "attention": r"(FLASH_ATTN_EXT|ROPE|SET_ROWS) "
     r"|\w+ ([QKV]cur|kq|gate_(reshaped|sigmoid)|attn_gated|cache_[kv]_l)",
-    "delta net": r"(GATED_DELTA_NET|SOLVE_TRI|TRI|CUMSUM|MUL_MAT) "
+    "delta net": r"(GATED_DELTA_NET(_ROWS)?|SOLVE_TRI|TRI|CUMSUM|MUL_MAT) "
     r"|\w+ ([qkvbg]_|alpha|beta|a_softplus|(gate|z)$|cache_s_l|state_|dnet_|decay_)",
     "rest": "",
 }

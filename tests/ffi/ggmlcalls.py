@@ -42,6 +42,9 @@ void * ggml_cpy(void * ctx, void * a, void * b);
 void * ggml_cont(void * ctx, void * a);
 void * ggml_gated_delta_net(void * ctx, void * q, void * k, void * v, void * g, void * beta,
                             void * state, int64_t K);
+void * ggml_gated_delta_net_rows(void * ctx, void * q, void * k, void * v, void * g, void * beta,
+                                 void * states, void * pend, void * gates, void * ids,
+                                 int64_t first, int64_t n_max, bool keep);
 void * ggml_flash_attn_ext(void * ctx, void * q, void * k, void * v, void * mask, float scale,
                            float max_bias, float logit_softcap);
 void ggml_flash_attn_ext_add_sinks(void * a, void * sinks);
@@ -50,7 +53,6 @@ void * ggml_get_data(void * tensor);
 size_t ggml_nbytes(void * tensor);
 void * ggml_new_graph(void * ctx);
 void ggml_build_forward_expand(void * graph, void * tensor);
-int ggml_cpu_count_direct_states(void);
 bool ggml_cpu_small_batch_type(int32_t type);
 void * ggml_backend_cpu_reg(void);
 void * ggml_backend_reg_get_proc_address(void * reg, const char * name);

@@ -38,7 +38,6 @@ def test_every_node_is_counted_once(model: Model, depth: int) -> None:
         options = replace(session._engine.target.options, trace=True)
     with Context(model, options) as context:
         context.set_greedy(True)
-        context.set_snapshots(False)
         outputs = np.zeros(len(PROMPT), dtype=np.int8)
         outputs[-1] = 1
         context.decode(np.array(PROMPT, dtype=np.int32), 0, outputs)
@@ -93,7 +92,7 @@ def test_more_kinds_of_nodes_than_there_is_room_for(
         ("SSM_CONV", "ssm_conv1d.weight", "convolution"),
         ("CONCAT", "conv_input", "convolution"),
         ("SET_ROWS", "cache_k_l", "attention"),
-        ("GATED_DELTA_NET", "q_conv_predelta", "delta net"),
+        ("GATED_DELTA_NET_ROWS", "q_conv_predelta", "delta net"),
         ("CPY", "cache_s_l", "delta net"),
         ("MUL", "ffn_moe_weighted", "rest"),
         ("GET_ROWS", "token_embd.weight", "rest"),

@@ -77,14 +77,15 @@ def test_what_changes_the_library_s_speed_is_measured_anew(
 ) -> None:
     """Switches and variables, which `matrix --variants` compares, and devices."""
     library = native.load()
+    library.switches.clear()  # those of other tests
     with Session(demo, AUTO):
         assert len(files(folder)) == 1
-    library.set_cpu_switch("direct_states", False)
+    library.set_cpu_switch("large_batch", False)
     try:
         with Session(demo, AUTO):
             assert len(files(folder)) == 2
     finally:
-        library.set_cpu_switch("direct_states", library.has_tap)
+        library.set_cpu_switch("large_batch", library.has_tap)
         library.switches.clear()
     monkeypatch.setenv("GOMP_SPINCOUNT", "17")
     with Session(demo, AUTO):

@@ -231,9 +231,19 @@ with Model(sys.argv[1]) as model:
 def test_with_everything_off_the_graphs_are_upstreams(
     run_python: RunPython, name: str, request: pytest.FixtureRequest
 ) -> None:
-    """Name by name, operation by operation, shape by shape: target and draft context."""
+    """Name by name, operation by operation, shape by shape: target and draft context; but for what
+    reads and writes the states of delta nets, which is one node here."""
+
+    def rest(nodes: list[tuple[str, str, list[int]]]) -> list[tuple[str, str, list[int]]]:
+        return [
+            (re.sub(r"\d+", "", name), op, shape)
+            for name, op, shape in nodes
+            if op not in NO_WORK and not op.startswith("GATED_DELTA_NET")
+            if "cache_s_l" not in name and not (op == "GET_ROWS" and name.startswith("node_"))
+        ]
+
     file: Path = request.getfixturevalue(name)
     upstreams, ours = (computed_by(v, run_python, CODE, file) for v in ("upstream", "patched"))
     for case, wanted in upstreams.items():
         assert len(wanted) > 100
-        assert ours[case] == wanted, case
+        assert rest(ours[case]) == rest(wanted), case

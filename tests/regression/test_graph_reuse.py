@@ -27,7 +27,6 @@ SWITCHES = {
     "tap": True,
     "point": False,
     "slice": True,
-    "snapshots": True,
 }
 
 
@@ -43,10 +42,8 @@ def switch(found: Context, name: str, on: bool) -> None:
     elif name == "point":
         found.clear()  # rows that were carried are of the other point
         found.set_tap_point("pre-norm" if on else "post-norm")
-    elif name == "slice":
-        found.library.lib.llama_mtp_set_slice(found.handle, on)
     else:
-        found.set_snapshots(on)
+        found.library.lib.llama_mtp_set_slice(found.handle, on)
 
 
 def outcome(found: Context, what: str, tapped: bool) -> list[object]:

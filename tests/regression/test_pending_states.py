@@ -7,8 +7,11 @@ The reference decodes the tokens that stay, one by one, in a context that can ne
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
+import cffi
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -22,6 +25,14 @@ from .support import N_CTX, made_up
 from .twocontexts import ROUNDING, every, trunk
 
 SNAPSHOTS, N_SEQS = 3, 3
+LLAMA_BATCH = """
+struct llama_batch { int32_t n_tokens; int32_t * token; float * embd; int32_t * pos;
+                     int32_t * n_seq_id; int32_t ** seq_id; int8_t * logits; };
+struct llama_batch llama_batch_init(int32_t n_tokens, int32_t embd, int32_t n_seq_max);
+void llama_batch_free(struct llama_batch batch);
+int32_t llama_decode(void * ctx, struct llama_batch batch);
+float * llama_get_logits_ith(void * ctx, int32_t i);
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -57,15 +68,14 @@ def rounds(model: Model) -> Iterator[Context]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_lengths_and_rollbacks(steps: Context, rounds: Context, seed: int) -> None:
-    """Short batches, of which some tokens are taken back, and long ones, with snapshots and
-    without, of three sequences in turn."""
+    """Short batches, of which some tokens are taken back, and long ones, of three sequences in
+    turn."""
     choose = random.Random(seed)
     texts = [made_up(steps.model, 400, 100 * seq) for seq in range(N_SEQS)]
     for turn in range(24):
         seq = choose.randrange(N_SEQS)
         past = rounds.past(seq)
         n = choose.choice((1, 2, 3, 4, 4, 4, 6, 13))
-        rounds.set_snapshots(n < 13 or choose.random() < 0.5)
         got = step(rounds, texts[seq][past : past + n], seq)
         back = choose.randint(0, min(rounds.rewind(seq), n - 1))
         if back:
@@ -119,6 +129,31 @@ def test_a_new_sequence_has_nothing_pending(steps: Context, rounds: Context) -> 
         for a, b in zip(step(rounds, texts[1][:4], 1), expected, strict=True)
     ]
     assert max(off) < ROUNDING * np.ptp(np.frombuffer(expected[0], np.float32))
+
+
+def test_a_new_sequence_in_a_cell_that_the_same_batch_empties(rounds: Context) -> None:
+    """Sequences 0 and 1 share a token, and so a cell from then on; sequence 2 gets the other one,
+    without what its convolutions have had."""
+    texts = [made_up(rounds.model, 9, 100 * seq) for seq in range(N_SEQS)]
+    with trunk(rounds.model) as alone:
+        expected = np.frombuffer(step(alone, texts[2][:1])[0], np.float32)
+    for seq in (1, 0):  # the last one's cell is emptied, and searched first
+        step(rounds, texts[seq][:8], seq)
+    ffi = cffi.FFI()
+    ffi.cdef(LLAMA_BATCH)
+    maps = Path("/proc/self/maps").read_text()
+    llama = ffi.dlopen(re.findall(r"/\S*libllama\S*", maps)[0])
+    batch = llama.llama_batch_init(2, 0, 2)
+    for i, seqs in enumerate([(0, 1), (2,)]):
+        batch.token[i], batch.pos[i] = texts[2 * i][8 * (1 - i)], 8 * (1 - i)
+        batch.n_seq_id[i], batch.logits[i] = len(seqs), 1
+        batch.seq_id[i][0 : len(seqs)] = seqs
+    batch.n_tokens = 2
+    handle = ffi.cast("void *", int(rounds.library.ffi.cast("uintptr_t", rounds.handle)))
+    assert llama.llama_decode(handle, batch) == 0
+    row = ffi.buffer(llama.llama_get_logits_ith(handle, 1), expected.nbytes)
+    assert np.abs(np.frombuffer(row, np.float32) - expected).max() < ROUNDING * np.ptp(expected)
+    llama.llama_batch_free(batch)
 
 
 def test_each_sequence_of_a_batch_keeps_its_own_number(model: Model) -> None:

@@ -1,4 +1,5 @@
-"""Prompts keep no rollback snapshots: same results to the bit, and rollback works after them."""
+"""Batches of more tokens than can be taken back are not kept apart: same results to the bit as
+where none can be, and rollback works after them."""
 
 from __future__ import annotations
 
@@ -27,34 +28,40 @@ def computed(context: Context) -> list[tuple[str, tuple[int, int, int, int]]]:
 def test_without_snapshots_it_is_the_graph_of_a_context_that_keeps_none(
     model: Model, n: int
 ) -> None:
-    """Nodes, logits and state are those of n_rs_seq = 0, beside what takes in pending tokens; with
-    them several tokens have more."""
+    """On a CPU, nodes, logits and state are those of n_rs_seq = 0, but for convolutions, norms."""
+    if model.on_gpu:
+        pytest.skip("delta nets are the same node on a CPU only")
     tokens = made_up(model, n)
     with (
         context(model, trace=True) as plain,
         context(model, n_rs_seq=SNAPSHOTS, trace=True) as rollback,
     ):
-        rollback.set_snapshots(False)
         assert decode(rollback, tokens).tobytes() == decode(plain, tokens).tobytes()
         more = Counter(op for op, _ in computed(rollback))
         more.subtract(op for op, _ in computed(plain))
-        graphs = -(-n // N_UBATCH)
-        layers = len(model.info.recurrent_layers) * graphs
+        layers = len(model.info.recurrent_layers) * -(-n // N_UBATCH)
         norms = layers * (model.info.architecture != "qwen3next")  # q and k are normed together
         assert {op: count for op, count in more.items() if count} == {
             **({"RMS_NORM": -norms} if norms else {}),
-            "GET_ROWS": layers + graphs,
-            "GATED_DELTA_NET": layers,
-            "CPY": -layers,
+            "CPY": -2 * layers,  # of states that move, and of the new ones
             "SCALE": -layers - norms,  # a convolution's state begins with a row of zeros
             "SET_ROWS": layers,  # inputs of convolutions
         }
         states = [bytes(c.save_state(recurrent_only=True)) for c in (plain, rollback)]
         assert states[0] == states[1]
-        rollback.set_snapshots(True)
-        rollback.clear()
-        decode(rollback, tokens)
-        assert n == 1 or len(rollback.nodes()) > len(plain.nodes())
+
+
+@pytest.mark.parametrize("n_rs_seq", [0, SNAPSHOTS])
+def test_a_delta_net_is_one_node(model: Model, n_rs_seq: int) -> None:
+    """On a CPU, whether its tokens are pending or not: nothing gathers or copies states."""
+    if model.on_gpu:
+        pytest.skip("the operator is the CPU's")
+    for n in (1, SNAPSHOTS, 12):
+        with context(model, n_rs_seq=n_rs_seq, trace=True) as c:
+            decode(c, made_up(model, n))
+            ops = Counter(op for op, _ in computed(c))
+        assert ops["GATED_DELTA_NET_ROWS"] == len(model.info.recurrent_layers)
+        assert not ops["GATED_DELTA_NET"]
 
 
 def test_a_short_batch_does_not_pay_for_room(model: Model) -> None:
@@ -68,19 +75,16 @@ def test_a_short_batch_does_not_pay_for_room(model: Model) -> None:
         assert nodes[0] == nodes[1]
 
 
-def test_no_going_back_within_a_decode_without_snapshots(model: Model) -> None:
+def test_no_going_back_within_a_decode_of_more_tokens(model: Model) -> None:
     """The snapshots there are belong to an earlier decode; llama.cpp would take them."""
-    tokens = made_up(model, 26)
+    tokens = made_up(model, 20)
     with context(model, n_rs_seq=SNAPSHOTS) as c:
-        decode(c, tokens[:12])
-        assert c.remove(11)
-        decode(c, tokens[11:16], 11)
-        c.set_snapshots(False)
-        decode(c, tokens[16:21], 16)
-        assert not c.remove(20) and c.n_past == 21
-        c.set_snapshots(True)
-        decode(c, tokens[21:], 21)
-        assert c.remove(24) and c.n_past == 24
+        decode(c, tokens[:4])
+        assert c.remove(3)
+        decode(c, tokens[3:16], 3)
+        assert not c.remove(15) and c.n_past == 16
+        decode(c, tokens[16:20], 16)
+        assert c.remove(17) and c.n_past == 17
 
 
 def test_the_driver_keeps_them_where_it_verifies(

@@ -1,0 +1,164 @@
+"""A delta net that reads its states, and what is pending, where they are kept: bit for bit what
+comes of gathering them, upstream's operator, and copies. ggml.h says what the operator does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_mtp.llama import native
+
+from ..marks import usual
+from .ggmlcalls import F32, Floats, Ggml
+
+H, FEW_H = 4, 2  # heads of v and of what is pending
+N_CELLS, FIRST, N_MAX = 7, 1, 5
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["vectors", "plain"])
+def switched(kernels_on: None, request: pytest.FixtureRequest) -> None:
+    assert native.load().set_cpu_switch("large_batch", request.param)
+
+
+@dataclass
+class Case:
+    """Cells that `first` and the next ones take, and how many tokens are pending for each sequence;
+    the other cells are only moved."""
+
+    reads: list[int]
+    n_pend: list[int] | None = None  # None: nothing can be pending
+    n_tokens: int = 1
+    keep: bool = False
+    size: int = 32
+    repeated: bool = False  # k has as many heads as v
+    n_seqs: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_seqs = len(self.reads if self.n_pend is None else self.n_pend)
+        rng = np.random.default_rng([self.size, self.n_tokens, *self.reads])
+
+        def some(*shape: int) -> Floats:
+            return (rng.standard_normal(shape) / 4).astype(np.float32)
+
+        shape = self.n_seqs, self.n_tokens
+        self.q, self.k = (some(*shape, H if self.repeated else FEW_H, self.size) for _ in range(2))
+        if self.repeated:
+            self.k[:, :, FEW_H:] = self.k[:, :, :FEW_H]
+        self.v, self.g, self.beta = (some(*shape, H, n) for n in (self.size, 1, 1))
+        self.states = some(N_CELLS, H, self.size, self.size)
+        self.pend = some(N_CELLS * N_MAX + 1, FEW_H + H, self.size)
+        self.gates = some(2, N_CELLS * N_MAX + 1, H)
+
+
+Result = tuple[bytes, bytes, bytes, bytes]
+
+
+def tensor(ggml: Ggml, ctx: Any, values: Floats) -> Any:
+    made = ggml.ggml_new_tensor_4d(ctx, F32, *((1,) * (4 - values.ndim) + values.shape)[::-1])
+    ggml.data(made)[:] = values.ravel()
+    return made
+
+
+def found(ggml: Ggml, case: Case, threads: int) -> Result:
+    with ggml.context(2**25) as ctx:
+        parts = [tensor(ggml, ctx, one) for one in (case.q, case.k, case.v, case.g, case.beta)]
+        states = tensor(ggml, ctx, case.states.reshape(1, 1, N_CELLS, -1))
+        pend = tensor(ggml, ctx, case.pend.reshape(1, 1, len(case.pend), -1))
+        gates = tensor(ggml, ctx, case.gates.reshape(1, 1, -1, H))
+        ids = ggml.ints(ctx, case.reads + (case.n_pend or []))
+        some = (pend, gates) if case.n_pend is not None else (ggml.ffi.NULL, ggml.ffi.NULL)
+        n_max = N_MAX if case.n_pend is not None else 0
+        out = ggml.ggml_gated_delta_net_rows(
+            ctx, *parts, states, *some, ids, FIRST, n_max, case.keep
+        )
+        ggml.compute(ctx, [out], threads)
+        bits = [ggml.data(one).tobytes() for one in (out, states, pend, gates)]
+        return bits[0], bits[1], bits[2], bits[3]
+
+
+def net(ggml: Ggml, state: Floats, *parts: Floats) -> tuple[Floats, Floats]:
+    """Upstream's operator for a sequence: what its tokens give, and its state then."""
+    with ggml.context(2**23) as ctx:
+        made = [tensor(ggml, ctx, part[None]) for part in (*parts, state)]
+        out = ggml.computed(ctx, ggml.ggml_gated_delta_net(ctx, *made, 1), 1)
+    return out[: -state.size], out[-state.size :].reshape(state.shape)
+
+
+def wanted(ggml: Ggml, case: Case) -> Result:
+    if case.n_tokens < 16 or case.keep:  # a prompt's tokens are summed up in chunks
+        native.load().set_cpu_switch("large_batch", False)
+    states, pend, gates = case.states.copy(), case.pend.copy(), case.gates.copy()
+    of_cell = pend[:-1].reshape(N_CELLS, N_MAX, -1), gates[:, :-1].reshape(2, N_CELLS, N_MAX, H)
+    cells = slice(FIRST, FIRST + len(case.reads))
+    states[cells] = case.states[case.reads]
+    if case.n_pend is not None:
+        of_cell[0][cells] = of_cell[0][case.reads]
+        of_cell[1][:, cells] = of_cell[1][:, case.reads]
+    outs = []
+    for seq in range(case.n_seqs):
+        cell, n = FIRST + seq, (case.n_pend or [0] * case.n_seqs)[seq]
+        if n:
+            kv = pend[cell * N_MAX : cell * N_MAX + n]
+            factors = gates[:, cell * N_MAX : cell * N_MAX + n, :, None]
+            k = kv[:, :FEW_H]
+            _, states[cell] = net(ggml, states[cell], k, k, kv[:, FEW_H:], *factors)
+        now = [part[seq] for part in (case.q, case.k, case.v, case.g, case.beta)]
+        out, state = net(ggml, states[cell], *now)
+        outs.append(out.tobytes())
+        if case.keep:
+            rows = slice(cell * N_MAX, cell * N_MAX + case.n_tokens)
+            pend[rows] = np.concatenate([now[1][:, :FEW_H], now[2]], axis=1)
+            gates[:, rows] = np.stack(now[3:])[..., 0]
+        else:
+            states[cell] = state
+    return b"".join(outs), states.tobytes(), pend.tobytes(), gates.tobytes()
+
+
+def check(ggml: Ggml, case: Case, threads: int = 2) -> None:
+    got = found(ggml, case, threads)
+    for name, one, other in zip(
+        ("outputs", "states", "pending", "gates"), got, wanted(ggml, case), strict=True
+    ):
+        assert one == other, name
+
+
+@pytest.mark.parametrize("threads", usual(1, 5, long=[2]))
+@pytest.mark.parametrize("size", usual(16, 32, 128, long=(24, 48, 64, 256)))
+@pytest.mark.parametrize("n_tokens", [1, 3, 5, 16, 21])
+def test_states_stay_where_they_are(ggml: Ggml, n_tokens: int, size: int, threads: int) -> None:
+    own = [FIRST, FIRST + 1]
+    check(ggml, Case(own, n_tokens=n_tokens, size=size), threads)
+    check(ggml, Case(own, [3, 0], n_tokens, size=size), threads)
+    if n_tokens <= N_MAX:
+        check(ggml, Case(own, [2, N_MAX], n_tokens, True, size), threads)
+        check(ggml, Case(own, [0, 0], n_tokens, True, size), threads)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 4, 17])
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [0],  # a cell that is not written
+        [2, 1],  # each where the other one is
+        [6, 6],  # one state for both
+        [3, 1, 2],  # round in a circle
+        [2, 2, 3],  # where another one was
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("n_seqs", [1, 3])
+def test_cells_move(ggml: Ggml, reads: list[int], n_seqs: int, n_tokens: int) -> None:
+    """Those of sequences without tokens, too, and what is pending for them."""
+    n_pend = [2, 0, N_MAX][: min(n_seqs, len(reads))]
+    check(ggml, Case(reads, n_pend, n_tokens))
+    check(ggml, Case(reads, n_tokens=n_tokens))
+    if n_tokens <= N_MAX:
+        check(ggml, Case(reads, n_pend, n_tokens, True, 64))
+
+
+def test_k_may_come_repeated(ggml: Ggml) -> None:
+    check(ggml, Case([FIRST], [2], 3, True, repeated=True))
+    check(ggml, Case([FIRST], [2], 17, repeated=True))
