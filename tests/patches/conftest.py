@@ -84,7 +84,7 @@ def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fetch.ensure_tree(queue.tree, archive, pin)
     queue.folder.mkdir()
     (queue.folder / "series").write_text("")
-    queue.commit("ggml: fix two", "ggml/src/ggml.c", two="22")
+    queue.commit("[ggml] fix two", "ggml/src/ggml.c", two="22")
     series = queue.folder / "series"
     series.write_text(series.read_text().replace(".patch patched", ".patch both"))
     queue.commit("llama : return more\n\nProblem: none.\n", f20="2020")
@@ -108,11 +108,11 @@ def queue(_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Q
     git.must(tmp_path, "init", "--quiet")
     (tmp_path / ".gitignore").write_text("*\n")
     (tmp_path / ".gitattributes").write_text("* text eol=crlf\n")
-    (tmp_path / "gitconfig").write_text(HOSTILE)
+    (tmp_path / ".gitconfig").write_text(HOSTILE)
     for name, value in {
-        "GIT_DIR": tmp_path / ".git", "GIT_CONFIG_GLOBAL": tmp_path / "gitconfig",
-        "GIT_AUTHOR_NAME": "Somebody", "XDG_CACHE_HOME": tmp_path / "cache",
-        "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": root / "index",
+        "GIT_DIR": tmp_path / ".git", "HOME": tmp_path, "XDG_CACHE_HOME": tmp_path / "cache",
+        "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": root / "index", "GIT_AUTHOR_NAME": "Somebody",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
