@@ -84,7 +84,7 @@ def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fetch.ensure_tree(queue.tree, archive, pin)
     queue.folder.mkdir()
     (queue.folder / "series").write_text("")
-    queue.commit("ggml: fix two", "ggml/src/ggml.c", two="22")
+    queue.commit("[ggml] fix two", "ggml/src/ggml.c", two="22")
     series = queue.folder / "series"
     series.write_text(series.read_text().replace(".patch patched", ".patch both"))
     queue.commit("llama : return more\n\nProblem: none.\n", f20="2020")
@@ -93,13 +93,29 @@ def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return queue.root
 
 
+HOSTILE = """[core]\n autocrlf = true\n[apply]\n whitespace = error-all\n[format]\n signature = me
+[diff]\n noprefix = true\n context = 9\n[user]\n name = Somebody\n email = somebody@here\n"""
+
+
 @pytest.fixture
 def queue(_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """A queue of the test's own: patch 1 for both variants, patch 2 for one."""
+    """A queue of the test's own: patch 1 for both variants, patch 2 for one.
+
+    It lies in a repository that ignores it and has attributes, as build folders do; the variables
+    are those of a hook there; the user has settings; pip sees the folder "index" only.
+    """
     root = shutil.copytree(_template, tmp_path / "project")
-    for name, value in {"XDG_CACHE_HOME": tmp_path / "cache", "PIP_CONFIG_FILE": "/dev/null",
-                        "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": root / "index"}.items():  # fmt: skip
+    git.must(tmp_path, "init", "--quiet")
+    (tmp_path / ".gitignore").write_text("*\n")
+    (tmp_path / ".gitattributes").write_text("* text eol=crlf\n")
+    (tmp_path / ".gitconfig").write_text(HOSTILE)
+    for name, value in {
+        "GIT_DIR": tmp_path / ".git", "HOME": tmp_path, "XDG_CACHE_HOME": tmp_path / "cache",
+        "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": root / "index", "GIT_AUTHOR_NAME": "Somebody",
+    }.items():  # fmt: skip
         monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return Queue(root)
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pq import apply, git
+from pq import apply
 
 PATCH_2, LIBRARY = "0002-llama-return-more.patch", "src/llama.cpp"
 
@@ -57,22 +57,6 @@ def test_a_damaged_or_interrupted_copy_is_completed(queue, monkeypatch, capsys):
     for dest in ("copy", "good"):
         assert queue.command("apply", "--dest", queue.root / dest) == 0
     assert files(queue, "copy") == files(queue, "good")
-
-
-def test_settings_and_repositories_around_do_not_matter(queue, monkeypatch):
-    """Builds happen below repositories that ignore the build folder, or have settings."""
-    outer, settings = queue.root / "outer", queue.root / "gitconfig"
-    outer.mkdir()
-    git.must(outer, "init", "--quiet")
-    (outer / ".gitignore").write_text("build/\n")
-    (outer / ".gitattributes").write_text("* text eol=crlf\n")
-    settings.write_text("[core]\n autocrlf = true\n[apply]\n whitespace = error-all\n")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    monkeypatch.setenv("GIT_DIR", str(outer / ".git"))
-    monkeypatch.setattr("tempfile.tempdir", str(outer))
-    assert queue.command("apply", "--dest", outer / "build/copy") == 0
-    text = (outer / "build/copy" / LIBRARY).read_bytes()
-    assert b"return 2020;" in text and b"\r" not in text
 
 
 CASES = {

@@ -8,19 +8,14 @@ from pq import git, series
 PATCH_1, PATCH_2 = "0001-ggml-fix-two.patch", "0002-llama-return-more.patch"
 
 
-def test_export_depends_on_the_commits_alone(queue, monkeypatch):
-    """Not on settings, on the clock, or on the repository that the environment names in a hook."""
-    settings = queue.root / "gitconfig"
-    settings.write_text("[diff]\n noprefix = true\n context = 9\n[format]\n signature = me\n")
-    git.must(queue.root, "init", "--quiet", "outer")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    monkeypatch.setenv("GIT_AUTHOR_NAME", "Somebody")
-    monkeypatch.setenv("GIT_DIR", str(queue.root / "outer/.git"))
-    before = queue.bytes("patches", "outer")
+def test_export_depends_on_the_commits_alone(queue):
+    """Not on the clock, nor on the settings and the repository around it: see the fixture."""
+    before = queue.bytes("patches", "../.git")
     assert queue.command("edit") == 0
     git.must(queue.work, "commit", "--quiet", "--amend", "--no-edit", "--date=2001-02-03T04:05:06")
     assert queue.command("export") == 0
-    assert queue.bytes("patches", "outer") == before
+    assert queue.bytes("patches", "../.git") == before
+    assert b"Somebody" not in b"".join(queue.series.files().values())
 
 
 def test_new_changed_and_dropped_commits(queue, capsys):
@@ -116,19 +111,15 @@ def test_sources_of_ours_are_in_the_figures_and_in_the_patched_stamp(queue, caps
     assert queue.series.stamp("upstream") != before
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        (f"{PATCH_1}", f"{PATCH_2} patched"),
-        (f"{PATCH_1} upstream", f"{PATCH_2} patched"),
-        (f"{PATCH_1} patched", f"{PATCH_2} both"),
-        (f"{PATCH_2} both", f"{PATCH_1} patched"),
-        (f"{PATCH_1} both",),
-        (f"{PATCH_1} both", f"{PATCH_2} patched", "0003-gone.patch patched"),
-    ],
-)
-def test_a_series_that_does_not_fit_its_folder(queue, lines, capsys):
-    (queue.folder / "series").write_text("\n".join(lines))
+SERIES = (
+    "{0}\n{1} patched", "{0} upstream\n{1} patched", "{0} patched\n{1} both", "{0} both",
+    "{1} both\n{0} patched", "{0} both\n{1} patched\n0003-gone.patch patched",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SERIES)
+def test_a_series_that_does_not_fit_its_folder(queue, text, capsys):
+    (queue.folder / "series").write_text(text.format(PATCH_1, PATCH_2))
     assert queue.command("stamp") == 2
     assert "series must list the folder's patches in order" in capsys.readouterr().err
 
