@@ -71,14 +71,11 @@ class Sources:
         name, upstreams = found
         if not upstreams:
             return True
-        lines = self._ours(name)
-        return lines is None or line in lines
+        return line in self._ours(name)
 
-    def _find_ours(self, name: str) -> frozenset[int] | None:
-        """Lines of the patched file that upstream's lacks; None when upstream has no such file."""
+    def _find_ours(self, name: str) -> frozenset[int]:
+        """Lines of the patched file that upstream's lacks."""
         patched, original = self._patched / name, self._upstream / name
-        if not original.is_file():
-            return None
         old, new = (p.read_text(errors="replace").splitlines() for p in (original, patched))
         if old == new:
             return frozenset()

@@ -34,21 +34,20 @@ Direct leak of 952 byte(s) in 17 object(s) allocated from:
 
 Direct leak of 64 byte(s) in 1 object(s) allocated from:
     #0 0x7f00 in operator new(unsigned long) ../src/libsanitizer/asan/asan_new_delete.cpp:95
-    #1 0x7f01 in llama_mtp_new tree/patched/src/llama-mtp.cpp:9
+    #1 0x7f01 in llama_mtp_new ../../bindings/llama/llama-mtp.cpp:9
 """
 
 
 @pytest.fixture
 def sources(tmp_path: Path) -> findings.Sources:
-    """Two trees with one file changed and one added by patches, and a project with a shim."""
+    """Two trees with one file changed by patches, and a project with sources of its own."""
     for tree, text in (("upstream", UPSTREAM), ("patched", PATCHED)):
         folder = tmp_path / "build" / "tree" / tree / "src"
         folder.mkdir(parents=True)
         (folder / "llama-graph.cpp").write_text(text)
-    (folder / "llama-mtp.cpp").write_text("new\n" * 9)
-    shim = tmp_path / "bindings" / "shim"
-    shim.mkdir(parents=True)
-    (shim / "shim.cpp").write_text("shim\n")
+    for name in ("shim/shim.cpp", "llama/llama-mtp.cpp"):
+        (path := tmp_path / "bindings" / name).parent.mkdir(parents=True)
+        path.write_text("ours\n")
     return findings.Sources(tmp_path / "build", tmp_path)
 
 

@@ -41,8 +41,9 @@ def test_upstreams_build_number(tmp_path):
 
 @pytest.mark.skipif(CMAKE is None, reason="cmake is not on PATH")
 def test_the_compiler_is_called_in_the_same_way_by_each_pip_install(tmp_path):
-    """pip's cmake lies in a temporary folder; its path in the commands compiled everything anew."""
-    launcher = value(
-        tmp_path, "Toolchain", "CMAKE_CXX_COMPILER_LAUNCHER", "-DPYLLAMA_CCACHE=ccache"
-    )
-    assert launcher.endswith("/ccache") and Path(launcher.split(";")[0]).name == "env"
+    """pip's cmake lies in a temporary folder; its path in the commands compiled everything anew.
+    And ccache is told which part of the paths belongs to this clone."""
+    settings = ("-DPYLLAMA_CCACHE=ccache", f"-DPYLLAMA_ROOT={tmp_path}")
+    launcher = value(tmp_path, "Toolchain", "CMAKE_CXX_COMPILER_LAUNCHER", *settings).split(";")
+    assert launcher[-1].endswith("/ccache") and Path(launcher[0]).name == "env"
+    assert f"CCACHE_BASEDIR={tmp_path}" in launcher
