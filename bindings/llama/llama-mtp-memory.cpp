@@ -3,7 +3,10 @@
 #include "llama-memory-recurrent.h"
 
 #include "llama-context.h"
+#include "llama-io.h"
 #include "llama-mtp-pending.h"
+
+#include "ggml-backend.h"
 
 #include <algorithm>
 
@@ -145,4 +148,41 @@ bool llama_memory_recurrent_context::get_conv_moved() const {
 
 int32_t llama_memory_recurrent_context::conv_row_new(int i, int j, int n) const {
     return mem->conv_row(i + mem->head, (int64_t) mem->cells[i + mem->head].past.n_conv - n + j);
+}
+
+void llama_io_write_i::write_transposed(ggml_tensor * tensor, const std::vector<int32_t> & rows) {
+    const size_t n = tensor->ne[0];
+
+    // one copy of all that lies between them, but for the last row of all: zeros
+    const int32_t zeros = tensor->ne[1] - 1;
+
+    int32_t begin = zeros, end = 0;
+    for (const int32_t row : rows) {
+        begin = std::min(begin, row);
+        end   = std::max(end, row < zeros ? row + 1 : 0);
+    }
+    end = std::max(begin, end);
+    std::vector<float> all(n*(end - begin));
+    std::vector<float> columns(n*rows.size());
+    ggml_backend_tensor_get(tensor, all.data(), begin*tensor->nb[1], all.size()*sizeof(float));
+    for (size_t j = 0; j < rows.size(); ++j) {
+        for (size_t i = 0; i < n && rows[j] < end; ++i) {
+            columns[i*rows.size() + j] = all[(rows[j] - begin)*n + i];
+        }
+    }
+    write(columns.data(), columns.size()*sizeof(float));
+}
+
+void llama_io_read_i::read_transposed(ggml_tensor * tensor, int32_t first, int32_t n_rows) {
+    const size_t n = tensor->ne[0];
+
+    std::vector<float> columns(n*n_rows);
+    std::vector<float> rows(n*n_rows);
+    read(columns.data(), columns.size()*sizeof(float));
+    for (size_t i = 0; i < n; ++i) {
+        for (int32_t j = 0; j < n_rows; ++j) {
+            rows[j*n + i] = columns[i*n_rows + j];
+        }
+    }
+    ggml_backend_tensor_set(tensor, rows.data(), first*tensor->nb[1], n_rows*tensor->nb[1]);
 }

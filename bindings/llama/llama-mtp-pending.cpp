@@ -18,6 +18,10 @@ int64_t n_heads_k(llm_arch arch, const llama_hparams & hparams) {
 
 }  // namespace
 
+bool llm_arch_has_pending_states(llm_arch arch) {
+    return arch == LLM_ARCH_QWEN3NEXT || arch == LLM_ARCH_QWEN35 || arch == LLM_ARCH_QWEN35MOE;
+}
+
 uint32_t llama_pending_size(llm_arch arch, const llama_hparams & hparams) {
     return hparams.ssm_d_state*(n_heads_k(arch, hparams) + hparams.ssm_dt_rank);
 }

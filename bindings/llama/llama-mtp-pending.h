@@ -12,6 +12,9 @@ struct llama_model;
 // What a few tokens do to the states of a delta net is pending until the next batch, which knows how many of them stay. Of a
 // token: k and v, in a row of llama_memory_recurrent::pend_l, gate and beta, in rows of gates_l, F32.
 
+// Whether tokens can be pending in the delta nets of an architecture.
+bool llm_arch_has_pending_states(llm_arch arch);
+
 // Whether all devices with states of delta nets have GATED_DELTA_NET_ROWS. Otherwise graphs gather states, take tokens in, and
 // copy what is kept, in nodes that all devices have.
 bool llama_has_delta_rows(const llama_model & model, const llama_memory_i * memory);
