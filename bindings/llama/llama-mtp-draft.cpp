@@ -134,7 +134,7 @@ bool llama_context::mtp_reserve(uint32_t n_seqs, uint32_t n_steps) {
         }
     };
     // on a device, where it gains something, a pass behind a chain, too; of several sequences these are more shapes than are kept
-    const bool at_once = n_steps > 0 && cparams.n_seq_max == 1 && !cparams.mtp.indices_on_cpu && mtp_can_keep(n_steps + 1);
+    const bool at_once = n_steps > 0 && cparams.n_seq_max == 1 && !cparams.mtp.indices_on_cpu && mtp_can_keep(1, n_steps);
 
     reserve({}, n_seqs*(n_steps + 1));
     if (at_once) {
@@ -287,11 +287,14 @@ void llama_context::mtp_get_drafts(const llm_graph_result & res, llama_token * d
     synchronize();
 }
 
-// Whether the trunk's embeddings are those that a chain looks up, and there is a place to keep those of so many tokens.
-bool llama_context::mtp_can_keep(uint32_t n_tokens) {
+// Whether the trunk's embeddings are those that a chain looks up, there is a place to keep those of a pass, and the memory can go
+// back by its drafts.
+bool llama_context::mtp_can_keep(int32_t n_seqs, int32_t n_steps) {
+    if (n_seqs < 1 || (uint32_t) n_seqs > cparams.n_seq_max || n_steps < 1 || (uint32_t) n_steps > cparams.n_rs_seq) {
+        return false;
+    }
     const bool one_stream = cparams.kv_unified || cparams.n_seq_max == 1;
-    if (!cparams.mtp.in_trunk || !one_stream || cparams.embeddings ||
-            n_tokens > cparams.n_ubatch || n_tokens > cparams.n_seq_max*(cparams.n_rs_seq + 1) ||
+    if (!cparams.mtp.in_trunk || !one_stream || cparams.embeddings || (uint32_t) n_seqs*(n_steps + 1) > cparams.n_ubatch ||
             model.layers[model.hparams.n_layer()].nextn.embed_tokens || model.hparams.n_embd_inp() != model.hparams.n_embd) {
         return false;
     }
@@ -316,7 +319,7 @@ bool llama_context::mtp_can_keep(uint32_t n_tokens) {
 int32_t llama_context::mtp_draft_and_decode(
         const llama_token * tokens, const llama_seq_id * seqs, int32_t n_seqs, int32_t n_steps, llama_token * drafts) {
     const uint32_t n_rows = n_steps + 1;
-    if (n_seqs < 1 || n_steps < 1 || !mtp_can_keep(n_seqs*n_rows)) {
+    if (!mtp_can_keep(n_seqs, n_steps)) {
         LLAMA_LOG_ERROR("%s: no pass of %d drafts for %d sequences behind a chain here\n", __func__, n_steps, n_seqs);
         return -1;
     }
@@ -371,7 +374,7 @@ int32_t llama_context::mtp_draft_and_decode(
 }
 
 bool llama_mtp_can_draft_and_decode(llama_context * ctx, int32_t n_seqs, int32_t n_steps) {
-    return llama_mtp_guard(__func__, false, [&] { return n_seqs > 0 && n_steps > 0 && ctx->mtp_can_keep(n_seqs*(n_steps + 1)); });
+    return llama_mtp_guard(__func__, false, [&] { return ctx->mtp_can_keep(n_seqs, n_steps); });
 }
 
 int32_t llama_mtp_draft_and_decode(

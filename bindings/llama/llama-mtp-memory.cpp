@@ -61,6 +61,9 @@ bool llama_memory_recurrent::take_in_pending(llama_context * lctx) {
     lctx->synchronize();
     for (const uint32_t i : ids) {
         auto & cell = cells[i];
+        if (cell.is_empty() || cell.past.n_pend == 0) {
+            continue; // removed since, where an earlier update has failed
+        }
         cell.past.stage(rs_idx[*cell.seq_id.begin()]);
         cell.past.n_back = 0;
         if (cell.past.n_pend0 > 0 && !lctx->mtp_take_in_pending(*this, i)) {

@@ -102,6 +102,7 @@ def test_where_there_is_none(model: Model, tmp_path_factory: pytest.TempPathFact
         with pytest.raises(InvalidBatchError):
             round_of(found, [7, 9], 1, at_once=True)
         c_call(found, "llama_set_embeddings", False)
+        assert not found.can_draft_and_decode(1, 3)  # as many rows as there is room for, of one
         assert found.can_draft_and_decode(2, 1) and round_of(found, [7, 9], 1, at_once=True)
     if not model.info.tied_embeddings:
         path = tmp_path_factory.mktemp("adapter") / "a.gguf"
