@@ -32,9 +32,7 @@ KINDS = {name: kind for kind, (name, *_) in TENSOR_TYPES.items()}
 REPACKED = ("Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4")  # by upstream on x86; Q2_K with AVX-512
 DECLARATIONS = """
 int    ggml_cpu_has_avx512(void);
-void * ggml_backend_cpu_reg(void);
 void * ggml_backend_reg_dev_get(void * reg, size_t index);
-void * ggml_backend_reg_get_proc_address(void * reg, const char * name);
 void * ggml_backend_cpu_buffer_type(void);
 void * ggml_backend_alloc_ctx_tensors_from_buft(void * ctx, void * type);
 void   ggml_backend_buffer_free(void * buffer);
