@@ -198,11 +198,7 @@ struct net {
         for (int i = 0; i < 6; ++i) {
             dst.src[i] = &parts[i];
         }
-        run(ggml_large_batch_delta_net_wdata_size(1, &dst), [](const ggml_compute_params * params, ggml_tensor * dst) {
-            const int64_t stride = ggml_nelements(dst->src[5]) / 2;
-            const ggml_gated_delta_net_states states = { (float *) dst->data + ggml_nelements(dst->src[2]), stride, 2 * stride, nullptr };
-            return ggml_compute_forward_large_batch_delta_net(params, dst, &states);
-        }, dst);
+        run(ggml_large_batch_delta_net_wdata_size(1, &dst), ggml_compute_forward_large_batch_delta_net, dst);
         return out;
     }
 };
