@@ -1,8 +1,9 @@
-# ggml is built once, from PYLLAMA_TREE_ggml, for both variants. So the patches may change in it only: the CPU backend,
-# behind switches that the upstream variant turns off when it is loaded (pyllama_set_cpu_changes); the RPC backend, for
-# lost workers and for several clients of a worker; what follows a failed allocation, and schedulers that borrow each
-# other's buffers, which nobody does there; an operator that nobody builds there, behind all others; and the Vulkan
-# backend, so that it compiles.
+# ggml is built once, from PYLLAMA_TREE_ggml, for both variants. So the patches may change in it only:
+# - the CPU backend, behind switches that the upstream variant turns off when it is loaded (pyllama_set_cpu_changes)
+# - the RPC backend: lost workers, several clients of a worker
+# - what follows a failed allocation; how inputs travel to a device, in the upstream variant too
+# - schedulers that borrow each other's buffers, and an operator behind all others, which nobody uses in that variant
+# - the Vulkan backend, so that it compiles
 set(_may_differ ggml/src/ggml-alloc.c ggml/src/ggml-backend.cpp ggml/include/ggml-alloc.h ggml/include/ggml-backend.h
     ggml/src/ggml.c ggml/include/ggml.h)
 set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
