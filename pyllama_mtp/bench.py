@@ -29,9 +29,10 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.compare import THRESHOLD, Change, Comparison, of_variants
 from pyllama_mtp.measure.compare import compare as compare_cells
 from pyllama_mtp.measure.figures import FIELDS, Cell, sections
-from pyllama_mtp.measure.plan import make_plan
+from pyllama_mtp.measure.plan import MAX_TOKENS, REPEAT
 from pyllama_mtp.measure.profile import profile
-from pyllama_mtp.measure.records import Profile, Records, check_output, read_file
+from pyllama_mtp.measure.records import Records, read_file
+from pyllama_mtp.measure.sample import Profile
 from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ __all__ = [
 ]
 
 PathLike = str | os.PathLike[str]
-_ADVICE = "name another file"
 log = logging.getLogger("pyllama_mtp")
 
 
@@ -259,8 +259,8 @@ def matrix(
     *,
     sizes: Sequence[int] | int | None = None,
     depths: Sequence[int | str] | int | str | None = None,
-    max_tokens: int = 256,
-    repeat: int = 7,
+    max_tokens: int = MAX_TOKENS,
+    repeat: int = REPEAT,
     settings: Settings | None = None,
     sampling: Sampling | None = None,
     text: str | None = None,
@@ -296,8 +296,7 @@ def matrix(
         image: what prompts of the class "image" begin with, as :func:`.pixels_of` takes it; its
             tokens are among their size. It is encoded anew for each sample.
         mmproj: the model's image encoder; None: the mmproj*.gguf beside the model.
-        budget_s: most seconds to measure for, above 0; the least useful repeats are left out.
-            None: no limit.
+        budget_s: seconds after which no further repeat begins, above 0. None: no limit.
         n_gpu_layers: layers on the GPU, -1 is all; of an open model, as it was opened.
         output: a file to which every finished sample is appended.
         on_event: called at every step; must not raise.
@@ -321,45 +320,33 @@ def matrix(
     from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.llama import native
     from pyllama_mtp.measure.images import Picture
-    from pyllama_mtp.measure.prompts import source_of_prompts
+    from pyllama_mtp.measure.request import MatrixRequest
     from pyllama_mtp.measure.run import run_matrix
-    from pyllama_mtp.measure.schedule import MatrixRequest
     from pyllama_mtp.models.demo import demo_path
 
-    usual = depths is None
-    chosen = (0, 2, 3, "auto") if usual else depths
-    source = source_of_prompts(None if text is None else "text", text)
-    picture = None if image is None else Picture.read(image, mmproj)
-    file = picture.file if picture else None
-    if sizes is None:
-        sizes = 512 if "n_context" in axes else (512, 1024, 2048)
-    plan = make_plan(sizes, chosen, max_tokens, repeat, classes, axes, source, file)
-    for name, given, kind in (("settings", settings, Settings), ("sampling", sampling, Sampling)):
-        if given is not None and not isinstance(given, kind):
-            raise UsageError(f"{name} is a {type(given).__name__}; it must be a {kind.__name__}")
-    if budget_s is not None and not ((as_float(budget_s) or 0) > 0):
-        raise UsageError(f"budget_s is {budget_s!r}; it must be a number of seconds above 0")
-    if output is not None:
-        check_output(output, _ADVICE)
     request = MatrixRequest(
-        plan,
-        settings or Settings(),
-        sampling or Sampling(),
-        ["pyllama_mtp.bench.matrix"],
+        sizes=sizes,
+        depths=depths,
+        max_tokens=max_tokens,
+        repeat=repeat,
+        classes=classes,
+        axes=axes,
+        settings=Settings() if settings is None else settings,
+        sampling=Sampling() if sampling is None else sampling,
+        command=["pyllama_mtp.bench.matrix"],
         placement={"n_gpu_layers": n_gpu_layers},
-        texts=None if text is None else [text],
-        picture=picture,
-        usual_depths=usual,
+        text=text,
+        picture=None if image is None else Picture.read(image, mmproj),
         budget_s=budget_s,
-        output=None if output is None else os.fspath(output),
-        advice=_ADVICE,
+        output=output,
+        advice="name another file",
     )
     native.load()
     records = Records()
     with ExitStack() as stack:
         if model is None or isinstance(model, str | os.PathLike):
-            path, mtp = model or demo_path(), None if usual else any(plan.depths)
-            model = stack.enter_context(Model(path, n_gpu_layers=n_gpu_layers, mtp=mtp))
+            path = model or demo_path()
+            model = stack.enter_context(Model(path, n_gpu_layers=n_gpu_layers, mtp=request.mtp))
         run = run_matrix(model, request, records, lambda _: nullcontext(on_event), log.warning)
     if run.interrupted and not records.cells:
         raise KeyboardInterrupt

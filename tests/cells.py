@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyllama_mtp.measure.figures import Cell
-from pyllama_mtp.measure.records import Sample
+from pyllama_mtp.measure.plan import Key
+from pyllama_mtp.measure.sample import Sample
 
 
 def made_sample(
@@ -24,11 +25,15 @@ def made_sample(
 
 
 def made_cell(depth: int, samples: Sequence[Sample], **changes: Any) -> Cell:
-    """A cell of repeats 0, 1, ..., with the figures of these samples."""
+    """A cell of repeats 0, 1, ..., with the figures of these samples. `changes`: fields of the cell
+    and of its key."""
+    key: dict[str, Any] = {"n_prompt": 512, "prompt_class": "text", "n_max": depth}
+    key |= {"max_tokens": 64, "adaptive": False, "axes": {}}
     values: dict[str, Any] = {
         **{"model": "m.gguf", "variant": "patched", "backend": "CPU"},
         **{"upstream_commit": "0123456789abcdef", "series": "feedc0dedeadbeef"},
-        **{"n_max": depth, "n_prompt": 512, "max_tokens": 64},
         **{"repeat": len(samples), "repeats": [*range(len(samples))], "samples": [*samples]},
     }
-    return Cell(**{**values, **changes})
+    key |= {name: changes.pop(name) for name in key if name in changes}
+    values |= changes
+    return Cell(**values, key=Key(build=values["variant"], **key))

@@ -13,7 +13,7 @@ from typing import Any
 from benchkit import RESULTS
 from pyllama_mtp.files import write_whole
 from pyllama_mtp.machine import describe_machine
-from pyllama_mtp.measure.schedule import without_folders
+from pyllama_mtp.measure.request import without_folders
 from pyllama_mtp.measure.text import to_markdown
 
 

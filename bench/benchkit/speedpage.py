@@ -125,7 +125,7 @@ def context_notes(records: Path) -> str:
     notes, runs = [], read_file(records).runs.values()
     for run in runs:
         contexts, measured = run.header.plan.contexts, [*run.cells.values()]
-        each = len(run.header.plan.variants) // len(contexts)
+        each = len(run.header.plan.cells(*run.header.plan.kinds()[0])) // len(contexts)
         there = Counter(cell.n_context for cell in measured)
         if missing := [f"{at:,}" for at in contexts if there[at] < each]:
             name = run.header.model.name.removesuffix(".gguf")

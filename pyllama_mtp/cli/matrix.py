@@ -38,9 +38,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import (
     FAILED,
@@ -55,19 +53,25 @@ from pyllama_mtp.cli import (
 )
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import read_text
-from pyllama_mtp.measure.plan import IMAGE, PEERS, PLAIN_AXES, SWITCHES, Plan, usual_classes
+from pyllama_mtp.measure.plan import (
+    DEPTHS,
+    FILLED_SIZES,
+    MAX_TOKENS,
+    PEERS,
+    REPEAT,
+    SIZES,
+    SWITCHES,
+    duration,
+    parse_duration,
+)
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model
     from pyllama_mtp.measure.figures import Cell
     from pyllama_mtp.measure.images import Picture
-    from pyllama_mtp.measure.plan import ImageFile
     from pyllama_mtp.measure.records import Records
-    from pyllama_mtp.measure.schedule import Matrix, MatrixEvent, MatrixRequest
+    from pyllama_mtp.measure.request import MatrixRequest
+    from pyllama_mtp.measure.schedule import Matrix, MatrixEvent
 
-DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
-SIZES = (512, 1024, 2048)
-REPEAT = 7
 #: The demo model's samples are short, so their noise is large and repeats cost little.
 DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
 #: Without --model, --prompt-sizes, --depths and --image: see `first_look`.
@@ -76,8 +80,6 @@ FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET, FIRST_REPEATS = (512,), 128, "75s", 3
 EXAMPLE_MEMORY = 2 * 2**30
 #: Its share of the time.
 EXAMPLE_SHARE = 0.8
-#: Tokens generated per sample.
-MAX_TOKENS = 256
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS,...",
         help="measure the prompt and the answer with so many tokens in the context before them "
         "(llama-bench's -d), which is filled once per repeat, from one length to the next; "
-        f"--prompt-sizes is then one size (default: {FIRST_SIZES[0]}), and classes are source or "
+        f"--prompt-sizes is then one size (default: {FILLED_SIZES[0]}), and classes are source or "
         "text (default: source)",
     )
     parsing.add_whole(
@@ -225,34 +227,30 @@ def add_budget_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--budget",
         metavar="TIME",
-        help="the most time to take, as in 90s, 10m, 1h. The least useful repeats are left out, "
-        "and reported; every cell is measured once if possible",
+        help="when to stop, as in 90s, 10m, 1h: after it no further repeat begins, nor a longer "
+        "context of --at. First repeats come first; what is left out is reported",
     )
 
 
 def budget(args: argparse.Namespace) -> float | None:
     """The seconds of --budget; None: no limit."""
-    from pyllama_mtp.measure.plan import parse_duration
-
     return None if args.budget is None else parse_duration(args.budget)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished sample, print the table."""
-    from pyllama_mtp.measure.page import write_report
-    from pyllama_mtp.measure.records import Records, check_output
-    from pyllama_mtp.measure.run import with_room
+    from pyllama_mtp.measure.page import check_report, write_report
+    from pyllama_mtp.measure.records import Records
     from pyllama_mtp.models.ggufinfo import read_gguf
 
     chosen = (args.model, args.prompt_sizes, args.depths, args.image, args.at)
     first = all(one is None for one in chosen)
-    args = _with_defaults(args, first)
-    request = _check(args)
-    if request.output:
-        check_output(request.output)
+    request = _request(args, first)
+    if args.report:  # last, because it makes the folder
+        check_report(args.report)
     for model in args.model or ():  # before the first of them is measured
         own = argparse.Namespace(**{**vars(args), "model": model})
-        with_room(request, read_gguf(options.model_path(own), args.head).context_length)
+        request.fitting_sizes(read_gguf(options.model_path(own), args.head).context_length)
     found = Records()
 
     def measure_all() -> None:
@@ -287,84 +285,45 @@ def collect(measuring: Callable[[], None], found: Records) -> int:
     return 0
 
 
-def _with_defaults(args: argparse.Namespace, first: bool) -> argparse.Namespace:
-    """The options, with the defaults that depend on others; `first`: this is a first look."""
-    own = argparse.Namespace(**vars(args))
-    if args.repeat is None:
-        own.repeat = REPEAT if args.model else DEMO_REPEAT
-        usual = None if args.model else FIRST_BUDGET if first else DEMO_BUDGET
-        own.budget = args.budget or usual
-    own.least_repeats = FIRST_REPEATS if first and args.budget is None else 0
-    own.classes = usual_classes(args.classes, args.image, bool(args.at))
-    own.axes = [*args.axes, *([("n_context", args.at)] if args.at else [])]
-    own.usual_sizes = args.prompt_sizes is None
-    own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if first or args.at else SIZES)
-    if args.max_tokens is None:
-        own.max_tokens = FIRST_TOKENS if first else MAX_TOKENS
-    return own
-
-
-def _check(args: argparse.Namespace) -> MatrixRequest:
-    """Check every option before anything is loaded."""
-    from pyllama_mtp.measure.page import check_report
-    from pyllama_mtp.measure.peers import check_folder
-    from pyllama_mtp.measure.prompts import check_class, source_of_prompts
-    from pyllama_mtp.measure.records import read_file
-    from pyllama_mtp.measure.runner import split_library
-    from pyllama_mtp.measure.schedule import MatrixRequest
+def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
+    """The request of the options; `first`: this is a first look."""
+    from pyllama_mtp.measure.request import MatrixRequest
 
     if args.lib is not None and args.variants is not None:
         raise UsageError("--lib is for one library and --variants for several; give one of them")
-    if args.resume and args.no_output:
-        raise UsageError("--resume needs the file of the run; leave --no-output out")
-    if args.resume:
-        read_file(args.output)  # which refuses a file that is not there
-    check_folder(args.peer_dir)
-    libraries = args.variants or ("" if args.lib is None else args.lib,)
-    given = [split_library(library)[1] for library in libraries]
-    if given[0]:
-        raise UsageError(
-            f"{libraries[0]} is the first of --variants and has no process of its own; name the "
-            "plain library first"
-        )
-    picture = _picture(args)
-    plan = make_plan(args, picture.file if picture else None)
-    if args.prompt_file is not None and not {*plan.classes} <= {"text", IMAGE}:
-        raise UsageError("--prompt-file gives the text of all prompts; leave --classes out")
-    for name in plan.classes:
-        check_class(name)
-    texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
-    plan = msgspec.structs.replace(
-        plan, prompts=source_of_prompts(args.prompt_file, texts[0] if texts else None)
-    )
-    sampling = options.sampling_from(args)
-    if plan.peers and args.rpc_servers:
-        raise UsageError("--peers run on this machine alone, and --rpc is for this program only")
-    if plan.peers and not sampling.plain_greedy:
-        raise UsageError(
-            "--peers measures at temperature 0, by the model's best token; leave the sampling "
-            "options out"
-        )
-    if args.profile and plan.contexts[-1]:
-        raise UsageError("--profile times prompts in an empty context; leave --at out")
-    if args.report:  # last, because it makes the folder
-        check_report(args.report)
+    named = [*args.axes, *([("n_context", args.at)] if args.at else [])]
+    axes: dict[str, Any] = dict(named)
+    if len(axes) < len(named):
+        raise UsageError("--axis names one axis twice; give all of its values at once")
+    for name, usual in SWITCHES.items():
+        if (values := getattr(args, name)) != (usual,):
+            axes[name] = values
+    repeat, limit, least = args.repeat, budget(args), 0
+    if repeat is None and args.model is None:
+        limit = limit or parse_duration(FIRST_BUDGET if first else DEMO_BUDGET)
+        repeat, least = DEMO_REPEAT, FIRST_REPEATS if first and args.budget is None else 0
     return MatrixRequest(
-        plan,
-        options.settings_from(args, max(plan.fixed_depths, default="auto"), **SWITCHES),
-        sampling,
-        [PROGRAM, *sys.argv[1:]],
-        libraries,
-        options.placement(args),
-        texts,
-        picture=picture,
-        budget_s=budget(args),
-        least_repeats=args.least_repeats,
+        sizes=FIRST_SIZES if first else args.prompt_sizes,
+        depths=args.depths,
+        max_tokens=args.max_tokens or (FIRST_TOKENS if first else MAX_TOKENS),
+        repeat=repeat or REPEAT,
+        classes=args.classes,
+        axes=axes,
+        settings=options.settings_from(args, "auto", **SWITCHES),
+        sampling=options.sampling_from(args),
+        command=[PROGRAM, *sys.argv[1:]],
+        libraries=args.variants or ("" if args.lib is None else args.lib,),
+        peers=args.peers,
+        placement=options.placement(args),
+        prompt_step=args.prompt_step,
+        text=None if args.prompt_file is None else read_text(args.prompt_file),
+        text_name=args.prompt_file or "",
+        picture=_picture(args),
+        budget_s=limit,
+        least_repeats=least,
         output=None if args.no_output else args.output,
         resume=args.resume,
         profile=args.profile,
-        usual_depths=args.depths is None,
-        usual_sizes=args.usual_sizes,
         peer_dir=args.peer_dir,
     )
 
@@ -379,66 +338,7 @@ def _picture(args: argparse.Namespace) -> Picture | None:
         return None
     if args.mmproj == "none":
         raise UsageError("--image needs an encoder, which --mmproj none leaves out")
-    if args.profile:
-        raise UsageError("--profile times prompts of text; leave --image out")
     return Picture.read(Path(args.image), args.mmproj)
-
-
-def make_plan(args: argparse.Namespace, image: ImageFile | None = None) -> Plan:
-    """The plan of the options.
-
-    Raises:
-        UsageError: a size, depth or switch named twice, a depth without a synthetic rate, or
-            something to compare but no depth above 0.
-    """
-    axes = dict(args.axes)
-    if len(axes) < len(args.axes):
-        raise UsageError("--axis names one axis twice; give all of its values at once")
-    for name, usual in SWITCHES.items():
-        if (values := getattr(args, name)) != (usual,):
-            axes[name] = values
-    rates = min(
-        filter(None, axes.get("synthetic_acceptance", (args.synthetic_acceptance,))),
-        key=len,
-        default=None,
-    )
-    depths = args.depths
-    if depths is None:
-        depths = tuple(d for d in DEPTHS if not rates or d == "auto" or int(d) <= len(rates))
-    deepest = max((depth for depth in depths if depth != "auto"), default=0)
-    if rates and deepest > len(rates):
-        raise UsageError(
-            f"--synthetic-acceptance gives {len(rates)} rates, but depth {deepest} needs one for "
-            "each draft"
-        )
-    if rates and not any(depths):
-        raise UsageError("--synthetic-acceptance needs a depth above 0")
-    if not any(depths) and (drafts := [name for name in axes if name not in PLAIN_AXES]):
-        raise UsageError(
-            "--rows, --sync, --hidden and --draft-vocab need a depth above 0, as axes of drafting "
-            f"({', '.join(drafts)}) do; no MTP is measured with their defaults only"
-        )
-    libraries = tuple(_label(library) for library in args.variants or ("",))
-    return Plan(
-        args.prompt_sizes,
-        depths,
-        args.max_tokens,
-        args.repeat,
-        axes,
-        classes=args.classes,
-        libraries=libraries,
-        peers=args.peers,
-        prompt_step=args.prompt_step,
-        image=image,
-    )
-
-
-def _label(library: str) -> str:
-    """The name of a library of --variants; a folder loses the path to it."""
-    name, colon, given = library.partition(":")
-    if name not in ("", "upstream", "patched"):
-        name = Path(name).resolve().name
-    return name + colon + given
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -502,25 +402,19 @@ def measure(
         KeyboardInterrupt: at the end, if the user interrupted.
     """
     from pyllama_mtp.llama import native
-
-    native.load(request.libraries[0] or None)
-    mtp = None if request.usual_depths else any(request.plan.depths)
-    fallback = "only depth 0 is measured"
-    with options.open_model(args, mtp=mtp, without=without, fallback=fallback) as model:
-        measure_on(model, request, found)
-
-
-def measure_on(model: Model, request: MatrixRequest, found: Records) -> None:
-    """:func:`measure` with a loaded model."""
     from pyllama_mtp.measure.run import run_matrix
 
-    @contextmanager
-    def watch(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
-        with progress.matrix(matrix) as on_event, finished_samples_first(matrix):
-            yield on_event
+    native.load(request.libraries[0] or None)
+    fallback = "only depth 0 is measured"
+    with options.open_model(args, mtp=request.mtp, without=without, fallback=fallback) as model:
 
-    matrix = run_matrix(model, request, found, watch, say)
-    _say_what_was_dropped(matrix, request)
+        @contextmanager
+        def watch(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
+            with progress.matrix(matrix) as on_event, finished_samples_first(matrix):
+                yield on_event
+
+        matrix = run_matrix(model, request, found, watch, say)
+        _say_what_was_dropped(matrix, request)
     if matrix.interrupted:
         raise KeyboardInterrupt
 
@@ -555,18 +449,20 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
 
 def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
     """Tell the user which repeats the time budget left out, by prompt size."""
-    from pyllama_mtp.measure.plan import duration
     from pyllama_mtp.measure.text import size_name
 
     if not matrix.dropped or request.budget_s is None:
         return
     plan, several = matrix.plan, len(matrix.plan.classes) > 1
+    left_out = Counter(
+        (*keys[0].kind, at)
+        for repeat, keys in matrix.dropped
+        for at in sorted({key.n_context for key in matrix.to_do(repeat, keys)})
+    )
     parts = [
         f"{size_name(size, at)}{f' {prompt_class}' if several else ''} "
         f"({n} of {plan.repeats_of(size, prompt_class)} repeats)"
-        for (size, prompt_class, at), n in Counter(
-            (*group.kind, at) for group in matrix.dropped for at in matrix.contexts_left(group)
-        ).items()
+        for (size, prompt_class, at), n in left_out.items()
     ]
     # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
     resumes = request.output and not plan.stop_at_end

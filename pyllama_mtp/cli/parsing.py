@@ -188,7 +188,8 @@ def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
 @told
 def axis(text: str) -> tuple[str, tuple[Any, ...]]:
     """An argparse type: "NAME=VALUE,...", the values of an axis by its name."""
-    from pyllama_mtp.measure.plan import AXES, axis_value, axis_values
+    from pyllama_mtp.measure.plan import AXES, axis_value
+    from pyllama_mtp.measure.request import axis_values
 
     name, equals, words = text.partition("=")
     name = name.replace("-", "_")

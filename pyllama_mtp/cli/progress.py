@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -83,45 +84,46 @@ def matrix(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
     """Progress of ``matrix``: a function that takes its events."""
     plan = matrix.plan
     if not sys.stderr.isatty():
-        yield lambda event: _print_event(matrix, event)
+        began, to_do = time.monotonic(), matrix.n_to_do
+        yield lambda event: _print_event(matrix, event, began, to_do)
         return
     counted = "sample {task.completed}/{task.total}"
     columns = ("{task.description}", "BarColumn", counted, "TimeElapsedColumn")
-    with _bar(*columns, "{task.fields[left]}", transient=True) as bar:
+    with _bar(*columns, "TimeRemainingColumn", transient=True) as bar:
         done = plan.n_samples - matrix.n_to_do
-        task = bar.add_task("", total=plan.n_samples, completed=done, left="")
+        task = bar.add_task("", total=plan.n_samples, completed=done)
 
         def on_event(event: MatrixEvent) -> None:
-            label = f"{event.group.size} tokens, {plan.label(event.variant)}"
+            label = f"{event.key.n_prompt} tokens, {plan.label(event.key)}"
             doing = "decoding" if event.kind == "prefilled" else label
-            done = plan.n_samples - matrix.n_to_do
-            bar.update(task, description=doing, completed=done, left=_left(event.left_s))
+            bar.update(task, description=doing, completed=plan.n_samples - matrix.n_to_do)
 
         yield on_event
 
 
-def _print_event(matrix: Matrix, event: MatrixEvent) -> None:
+def _print_event(matrix: Matrix, event: MatrixEvent, began: float, to_do: int) -> None:
     """One line per finished sample and per skipped cell."""
     from pyllama_mtp.measure.text import size_name
 
-    plan, group = matrix.plan, event.group
+    plan, key, left = matrix.plan, event.key, matrix.n_to_do
     if event.kind == "skipped":
         result = "skipped"
     elif (sample := event.sample) is not None:
         result = f"prefill {sample.prefill_tps:.1f} tok/s, decode {sample.decode_tps:.1f} tok/s"
     else:
         return
-    prompt = f"prompt {size_name(group.size)}" + (
-        f" {group.prompt_class}" if len(plan.classes) > 1 else ""
-    )
-    where = f"{prompt}, {plan.label(event.variant)}, repeat {group.repeat + 1}"
-    done, left = plan.n_samples - matrix.n_to_do, _left(event.left_s)
-    line = f"[{done}/{plan.n_samples}] {where}: {result}{left and '; ' + left}"
+    prompt = f"prompt {size_name(key.n_prompt)}"
+    prompt += f" {key.prompt_class}" if len(plan.classes) > 1 else ""
+    where = f"{prompt}, {plan.label(key)}, repeat {event.repeat + 1}"
+    done, result = plan.n_samples - left, result + _left(began, to_do, left)
+    line = f"[{done}/{plan.n_samples}] {where}: {result}"
     print(line, file=sys.stderr, flush=True)
 
 
-def _left(seconds: float | None) -> str:
-    """ "about 2 min 05 s left"; "" while the time is unknown, and at the end."""
+def _left(began: float, to_do: int, left: int) -> str:
+    """ "; about 2 min 05 s left", at the pace so far; "" at the end."""
     from pyllama_mtp.measure.plan import duration
 
-    return f"about {duration(seconds)} left" if seconds else ""
+    if not 0 < left < to_do:
+        return ""
+    return f"; about {duration((time.monotonic() - began) / (to_do - left) * left)} left"

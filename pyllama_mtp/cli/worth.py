@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING
 
 from pyllama_mtp.cli import PROGRAM, matrix, options, parsing
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.plan import Plan, switches_of
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model, Settings
-    from pyllama_mtp.drafting.depth import Costs
-    from pyllama_mtp.measure.schedule import MatrixRequest
+    from pyllama_mtp.measure.request import MatrixRequest
 
 
 class Accept:
@@ -96,14 +93,12 @@ class Accept:
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Measure, keep every finished sample, print the tables."""
-        from pyllama_mtp.measure.records import Records, check_output, read_cells
+        from pyllama_mtp.measure.records import Records, read_cells
         from pyllama_mtp.measure.worth import acceptance_rows, rejected
 
         if args.read is not None and args.output:
             raise UsageError("--read measures nothing; leave --output out")
         request = None if args.read is not None else _questions_request(args)
-        if args.output:
-            check_output(args.output)
         code, records = 0, Records()
         with parsing.new_file(args.pairs) as pairs:
             if request:
@@ -135,7 +130,7 @@ def lengths(text: str) -> tuple[int, ...]:
 def _questions_request(args: argparse.Namespace) -> MatrixRequest:
     """Check every option before anything is loaded."""
     from pyllama_mtp.measure import prompts
-    from pyllama_mtp.measure.schedule import MatrixRequest
+    from pyllama_mtp.measure.request import MatrixRequest
     from pyllama_mtp.models import demo
 
     settings = options.settings_from(args, args.draft_n_max)
@@ -164,29 +159,25 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
     most = args.prompts_per_class or max(counts.values())
     chosen = args.context_lengths
     usual: tuple[int, ...] = DEMO_LENGTHS if is_demo else LENGTHS
-    plan = Plan(
-        (0, *sorted(usual if chosen is None else chosen)),
-        (0, args.draft_n_max),
-        args.max_tokens,
-        args.context_prompts,
-        switches_of(settings),
+    return MatrixRequest(
+        sizes=(0, *sorted(usual if chosen is None else chosen)),
+        fewer_sizes=chosen is None,
+        depths=(0, args.draft_n_max),
+        max_tokens=args.max_tokens,
+        repeat=args.context_prompts,
+        repeats={name: min(n, most) for name, n in counts.items()},
         classes=tuple(counts),
         prompts=" and ".join(sources),
         stop_at_end=True,
-        repeats={name: min(n, most) for name, n in counts.items()},
-    )
-    return MatrixRequest(
-        plan,
-        settings,
-        options.sampling_from(args),
-        [PROGRAM, *sys.argv[1:]],
-        ("" if args.lib is None else args.lib,),
-        options.placement(args),
+        settings=settings,
+        sampling=options.sampling_from(args),
+        command=[PROGRAM, *sys.argv[1:]],
+        libraries=("" if args.lib is None else args.lib,),
+        placement=options.placement(args),
         questions=own,
         log_misses=args.pairs is not None,
         budget_s=matrix.budget(args),
         output=args.output,
-        usual_sizes=chosen is None,
     )
 
 
@@ -195,12 +186,10 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
 
 class Tune:
     """Measure what drafting and verifying cost for a model on this machine; print the
-    acceptance from which each draft depth pays, and recommend a depth and an
-    n_ubatch.
+    acceptance from which each draft depth pays, and recommend a depth.
 
-    This is a matrix of the depths 0 to --limit after one prompt, and one of the
-    sizes of --n-ubatch. Which depth is the fastest depends on how often drafts are
-    accepted: see 'pyllama-mtp accept'.
+    This is a matrix of the depths 0 to --limit after one prompt. Which depth is the
+    fastest depends on how often drafts are accepted: see 'pyllama-mtp accept'.
 
     examples:
       pyllama-mtp tune
@@ -231,106 +220,41 @@ class Tune:
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Measure and print."""
-        from pyllama_mtp.llama import native
         from pyllama_mtp.measure.profile import cell_profiles
         from pyllama_mtp.measure.records import Records
+        from pyllama_mtp.measure.request import MatrixRequest
         from pyllama_mtp.measure.table import waiting_note
-        from pyllama_mtp.measure.verdict import slow_types_of
-        from pyllama_mtp.measure.worth import costs_of, doubt, tune_markdown, ubatch_advice
+        from pyllama_mtp.measure.worth import costs_of, doubt, tune_markdown
 
-        settings = options.settings_from(args, args.limit)
-        native.load(args.lib)
-        by_depth, by_ubatch = Records(), Records()
-        with options.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
-            limit = options.depth_for(model, args.limit)
-            depths = Plan(
-                (args.prompt_size,),
-                (*range(limit + 1),),
-                TOKENS,
-                args.repeat,
-                switches_of(settings),
-            )
-            matrix.measure_on(model, _costs_request(args, depths, settings), by_depth)
-            costs = costs_of(by_depth.cells)
-            if costs is None:
-                raise UsageError(
-                    "; ".join(str(cell.skipped) for cell in by_depth.cells if cell.skipped)
-                )
-            heads = _heads(model, dataclasses.replace(settings, draft_n_max=limit), costs)
-            sizes = _ubatches(model, settings, by_depth.cells[0].prefill_tps or 0.0)
-            if sizes is not None:
-                plain = dataclasses.replace(settings, synthetic_acceptance=None)
-                matrix.measure_on(
-                    model, _costs_request(args, sizes, plain, profile=False), by_ubatch
-                )
-            slow = slow_types_of(model)
-        advice, best = ubatch_advice(by_ubatch.cells, min(settings.n_ubatch, settings.n_batch))
-        for note in waiting_note([*by_depth.cells, *by_ubatch.cells]):
+        request = MatrixRequest(
+            sizes=args.prompt_size,
+            depths=tuple(range(args.limit + 1)),
+            max_tokens=TOKENS,
+            repeat=args.repeat,
+            settings=options.settings_from(args, args.limit),
+            command=[PROGRAM, *sys.argv[1:]],
+            libraries=("" if args.lib is None else args.lib,),
+            placement=options.placement(args),
+            profile=args.profile,
+        )
+        records = Records()
+        matrix.measure(args, request, records, "--draft-n-max 0 to generate")
+        cells = records.cells
+        costs = costs_of(cells)
+        if costs is None:
+            raise UsageError("; ".join(str(cell.skipped) for cell in cells if cell.skipped))
+        for note in waiting_note(cells):
             matrix.say(note)
         if args.json:
-            seconds = {cell.axes["n_ubatch"]: cell.prefill_s for cell in by_ubatch.cells}
-            found = {**dataclasses.asdict(costs), "n_ubatch": {"best": best, "seconds": seconds}}
-            found["contradiction"] = doubt(costs)
+            found = {**dataclasses.asdict(costs), "contradiction": doubt(costs)}
             if args.profile:
-                found["profile"] = {
-                    c.n_max: c.profile.to_dict() for c in by_depth.cells if c.profile
-                }
+                found["profile"] = {c.n_max: c.profile.to_dict() for c in cells if c.profile}
             print(json.dumps(found))
             return 0
-        parts = [tune_markdown(costs, slow), advice, heads, cell_profiles(by_depth.cells)]
+        parts = [tune_markdown(costs, cells[0].slow_types), cell_profiles(cells)]
         print("\n\n".join(filter(None, parts)))
         return 0
 
 
 #: Tokens generated per sample.
 TOKENS = 48
-#: Sizes of n_ubatch that are compared with the size that is set.
-UBATCHES = (256, 512, 1024)
-#: On a GPU: experts of 2,048 tokens took an H100 0.6 of the time that they took by 512.
-GPU_UBATCHES = (512, 1024, 2048)
-#: Tokens of the prompt that they are compared on, at most, and most seconds for all sizes once.
-UBATCH_PROMPT, UBATCH_S, UBATCH_REPEAT = 2048, 20.0, 5
-
-
-def _costs_request(
-    args: argparse.Namespace, plan: Plan, settings: Settings, profile: bool | None = None
-) -> MatrixRequest:
-    from pyllama_mtp import Sampling
-    from pyllama_mtp.measure.schedule import MatrixRequest
-
-    return MatrixRequest(
-        plan,
-        settings,
-        Sampling(),
-        [PROGRAM, *sys.argv[1:]],
-        ("" if args.lib is None else args.lib,),
-        options.placement(args),
-        profile=args.profile if profile is None else profile,
-    )
-
-
-def _ubatches(model: Model, settings: Settings, prefill_tps: float) -> Plan | None:
-    """The plan that compares sizes of n_ubatch on a prompt that a slow machine has time for; None:
-    there are no two sizes to compare."""
-    room = (settings.n_ctx or model.n_ctx_train) - 1
-    size = min(room, UBATCH_PROMPT, int(prefill_tps * UBATCH_S / len(UBATCHES)))
-    usual = min(settings.n_ubatch, settings.n_batch)
-    compared = GPU_UBATCHES if model.on_gpu else UBATCHES
-    sizes = sorted(n for n in {*compared, usual} if n <= min(size, settings.n_batch))
-    if usual not in sizes or len(sizes) < 2:
-        return None
-    return Plan((size,), (0,), 1, UBATCH_REPEAT, {"n_ubatch": tuple(sizes)})
-
-
-def _heads(model: Model, settings: Settings, costs: Costs) -> str:
-    """The table of draft heads to choose from; "" where there is no choice."""
-    from pyllama_mtp import Session
-    from pyllama_mtp.measure.prompts import Workload
-    from pyllama_mtp.measure.worth import heads_markdown
-
-    with Session(model, dataclasses.replace(settings, n_ctx=settings.n_ctx or 1024)) as session:
-        heads = session._engine.head.heads
-        if not heads:
-            return ""
-        session.generate(Workload(model).prompt(min(128, session.n_ctx // 2)), max_tokens=8).run()
-        return heads_markdown(heads.table(costs), heads.chosen)

@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, SWITCHES, axis_name, axis_words
+from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, Key, axis_name
 from pyllama_mtp.measure.text import CONFIDENCE, counted
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.plan import ImageFile
-    from pyllama_mtp.measure.records import Profile, Sample
+    from pyllama_mtp.measure.sample import Profile, Sample
 
 #: Raised when the meaning of a field changes; see records.py.
 SCHEMA: Literal[2] = 2
@@ -57,20 +57,16 @@ class Cell:
     Attributes:
         model: file name without its folder.
         series: hash of the patch series.
-        n_max: drafts per round, of adaptive depth the most; 0 is no MTP.
-        adaptive: the depth was chosen while generating, from 0 to `n_max`.
+        key: what was measured; its fields are attributes of the cell, too.
         repeat: samples that were planned; an interrupted cell has fewer.
         repeats: the number of each sample's repeat; samples of the same repeat are paired.
         memory: bytes by use.
         skipped: why nothing was measured.
-        prompt_class: kind of text of the prompts.
         program: the program that measured.
         run: id of the run.
         slow_types: tensor types without a fast path for a few rows on the CPU, and their shares of
             what a plain step reads; empty: not looked at.
         profile: where the time of the prompt goes; None: not measured.
-        axes: the cell's values of the settings that the plan varies, by name. Those on which the
-            cost of MTP depends are in `settings`, too; :meth:`axis` finds both.
         image: with which the prompts begin, or None.
     """
 
@@ -79,9 +75,7 @@ class Cell:
     upstream_commit: str
     series: str
     backend: str
-    n_max: int
-    n_prompt: int
-    max_tokens: int
+    key: Key
     repeat: int
     samples: list[Sample] = field(default_factory=list)
     synthetic_acceptance: list[float] | None = None
@@ -90,20 +84,47 @@ class Cell:
     machine: dict[str, Any] = field(default_factory=dict)
     time: str = ""
     skipped: str | None = None
-    prompt_class: str = "text"
     program: str = OURS
     repeats: list[int] = field(default_factory=list)
     run: str = ""
-    adaptive: bool = False
     slow_types: dict[str, float] = field(default_factory=dict)
     profile: Profile | None = None
-    axes: dict[str, Any] = field(default_factory=dict)
     image: ImageFile | None = None
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt; 0: questions as they are."""
+        return self.key.n_prompt
+
+    @property
+    def prompt_class(self) -> str:
+        """The kind of text of the prompts."""
+        return self.key.prompt_class
+
+    @property
+    def n_max(self) -> int:
+        """Drafts per round, of adaptive depth the most; 0 is no MTP."""
+        return self.key.n_max
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the depth was chosen while generating, from 0 to `n_max`."""
+        return self.key.adaptive
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens to generate."""
+        return self.key.max_tokens
 
     @property
     def n_context(self) -> int:
         """Tokens in the context before the prompt."""
-        return int(self.axes.get("n_context", 0))
+        return self.key.n_context
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """The values of the settings that the plan varies, by name."""
+        return self.key.axes
 
     @property
     def mode(self) -> str:
@@ -192,11 +213,8 @@ class Cell:
         return self.tokens_per_round - 1 if self.tokens_per_round is not None else None
 
     def axis(self, name: str) -> str:
-        """The value on an axis in words, as it was asked for; "" where the axis does not matter.
-        Older files lack newer switches: these have their default."""
-        if name in SWITCHES:
-            return str(self.settings.get(name, SWITCHES[name])) if self.n_max else ""
-        return axis_words(self.axes[name]) if name in self.axes else ""
+        """The value on an axis in words, as it was asked for; "" where the axis does not matter."""
+        return self.key.axis(name)
 
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""
@@ -207,7 +225,7 @@ class Cell:
 
 #: All fields and figures of a cell.
 FIELDS = (
-    *Cell.__dataclass_fields__,
+    *(name for name in Cell.__dataclass_fields__ if name != "key"),
     *(name for name, member in vars(Cell).items() if isinstance(member, property)),
 )
 
@@ -345,21 +363,14 @@ def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     closest in `cells` is taken.
     """
     own = next((number for number, other in enumerate(cells) if other is cell), 0)
-    wanted = _setting(cell)
+    wanted = cell.run, cell.model, cell.program, cell.variant, cell.key.plain
     fitting = [
         (abs(number - own), number)
         for number, other in enumerate(cells)
-        if not other.n_max and other.samples and _setting(other) == wanted
+        if other.samples
+        if (other.run, other.model, other.program, other.variant, other.key) == wanted
     ]
     return cells[min(fitting)[1]] if fitting else None
-
-
-def _setting(cell: Cell) -> tuple[object, ...]:
-    return (
-        *(cell.run, cell.model, cell.program, cell.variant),
-        *(cell.prompt_class, cell.n_prompt, cell.max_tokens),
-        *(cell.axis(name) for name in PLAIN_AXES),
-    )
 
 
 # -- intervals -------------------------------------------------------------------------------------

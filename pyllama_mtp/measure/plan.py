@@ -1,27 +1,30 @@
-"""The plan of a matrix: its cells, the order in which they are measured, and what a time budget
-leaves out. Pure.
+"""The plan of a matrix: its cells, and the order in which they are measured. Pure.
 
-A *group* is one repeat of one prompt size and class: every variant once, on the same text, side by
-side. Groups of the first repeat come first, so that a run that is cut short has samples of all
-cells.
+A *group* is one repeat of one prompt size and class: every cell of these once, on the same text,
+side by side. Groups of the first repeat come first, so that a run that is cut short has samples of
+all cells.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from statistics import median
-from typing import Any
+from collections.abc import Container, Sequence
+from dataclasses import fields
+from typing import Annotated, Any, TypeAlias
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from pyllama_mtp.arguments import as_index, listed, whole
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, STORE, Settings
+from pyllama_mtp.settings import AUTO_DEPTH, STORE, Settings
 
+#: What is measured where nothing else is asked for: depths, prompt sizes, those after a context
+#: that is filled, tokens to generate, samples of a cell.
+DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
+SIZES, FILLED_SIZES = (512, 1024, 2048), (512,)
+MAX_TOKENS, REPEAT = 256, 7
 #: Other programs that can be measured, and whether they can draft with the MTP head.
 PEERS = {"llama-server": True, "llama-bench": False}
 #: The fields of `Settings` on which the cost of MTP depends, with their defaults. They have options
@@ -35,6 +38,8 @@ SHARED_AXES = ("n_batch", "n_ubatch", "n_threads", "flash_attn", "cache_type_k",
 #: Axes that are no fields of `Settings`: sequences that are generated at once, and tokens in the
 #: context before the prompt.
 OWN_AXES = ("n_sequences", "n_context")
+#: Axes of other programs.
+PEER_AXES = (*SHARED_AXES, "synthetic_acceptance", "n_context")
 #: Axes that matter without MTP, too.
 PLAIN_AXES = (*SHARED_AXES, "checkpoints", *OWN_AXES)
 #: All axes of a plan.
@@ -47,6 +52,10 @@ AXES = (
     ),
 )
 
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+#: Tokens of a prompt, and its class.
+Kind: TypeAlias = tuple[int, str]
 
 #: The class of prompts that begin with the plan's image.
 IMAGE = "image"
@@ -77,54 +86,73 @@ class ImageFile(Struct, frozen=True, omit_defaults=True):
         return f"{self.name or self.sha256[:12]} ({self.width} x {self.height} pixels)"
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A cell, but for its prompt size and class.
+class Key(Struct, frozen=True):
+    """The identity of a cell in its run: what is measured, and of which prompts.
 
     Attributes:
-        depth: drafts per round; 0: no MTP; "auto": adaptive.
-        axes: its values on those of the plan's axes that matter to it.
-        library: one of the plan's native libraries or peers.
+        build: a name in the run's `builds`: one of the plan's native libraries or peers.
+        n_prompt: tokens of the prompt; 0: questions as they are, each of another length.
+        n_max: drafts per round, of an adaptive cell the most; 0 is no MTP.
+        max_tokens: to generate, the first token included.
+        adaptive: the depth is chosen while generating, from 0 to n_max.
+        axes: its values of those of the plan's axes that matter to it.
     """
 
-    depth: int | str
-    axes: tuple[tuple[str, Any], ...] = ()
-    library: str = ""
+    build: str
+    n_prompt: Count
+    prompt_class: str
+    n_max: Count
+    max_tokens: Positive
+    adaptive: bool = False
+    axes: dict[str, Any] = {}
+
+    def __hash__(self) -> int:
+        """Equal for equal keys, whatever the order of their axes."""
+        return hash(msgspec.json.encode(self, order="sorted"))
+
+    @property
+    def kind(self) -> Kind:
+        """The size and class of the prompts."""
+        return self.n_prompt, self.prompt_class
+
+    @property
+    def depth(self) -> int | str:
+        """Drafts per round, or "auto"."""
+        return "auto" if self.adaptive else self.n_max
 
     @property
     def n_sequences(self) -> int:
         """Sequences that are generated at once."""
-        return int(dict(self.axes).get("n_sequences", 1))
+        return int(self.axes.get("n_sequences", 1))
 
     @property
     def n_context(self) -> int:
         """Tokens in the context before the prompt."""
-        return int(dict(self.axes).get("n_context", 0))
+        return int(self.axes.get("n_context", 0))
 
     @property
     def settings(self) -> dict[str, Any]:
         """The axes that are fields of `Settings`."""
-        return {name: value for name, value in self.axes if name not in OWN_AXES}
+        return {name: value for name, value in self.axes.items() if name not in OWN_AXES}
 
     @property
-    def way(self) -> Variant:
-        """What the variants have in common that process a text in the same way."""
-        axes = tuple(one for one in self.axes if one[0] != "n_context")
-        return replace(self, depth=min(self.depth != 0, 1), axes=axes)
-
-
-@dataclass(frozen=True)
-class Group:
-    """One repeat of one prompt size and class."""
-
-    size: int
-    prompt_class: str
-    repeat: int
+    def plain(self) -> Key:
+        """The key of the cell without MTP that this one is compared with."""
+        axes = {name: value for name, value in self.axes.items() if name in PLAIN_AXES}
+        return replace(self, n_max=0, adaptive=False, axes=axes)
 
     @property
-    def kind(self) -> tuple[int, str]:
-        """The size and the class, which its repeats have in common."""
-        return self.size, self.prompt_class
+    def way(self) -> Key:
+        """What the cells have in common that process a text in the same way."""
+        axes = {name: value for name, value in self.axes.items() if name != "n_context"}
+        return replace(self, n_max=min(self.n_max, 1), adaptive=False, axes=axes)
+
+    def axis(self, name: str) -> str:
+        """The value on an axis in words; "" where the axis does not matter. A switch that is not
+        among the axes has its default."""
+        if name in self.axes:
+            return axis_words(self.axes[name])
+        return SWITCHES.get(name, "") if self.n_max else ""
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
@@ -149,6 +177,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         prompt_step: prompts were processed by turns of so many tokens; 0: one after the other.
         prompts: where the text of the prompts came from.
         image: of the class "image", whose prompts begin with it; its tokens are among their size.
+        auto_most: most drafts of the depth "auto".
     """
 
     sizes: tuple[int, ...]
@@ -164,6 +193,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     stop_at_end: bool = False
     repeats: dict[str, int] = {}
     image: ImageFile | None = None
+    auto_most: int = AUTO_DEPTH
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
@@ -211,69 +241,65 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         """Tokens in the context before the prompt, ascending."""
         return tuple(sorted(self.axes.get("n_context", (0,))))
 
-    @property
-    def variants(self) -> tuple[Variant, ...]:
+    def cells(self, n_prompt: int, prompt_class: str) -> tuple[Key, ...]:
         """The cells of one size and class, in the order of the table."""
-        own = [
-            Variant(depth, chosen, library)
-            for library in self.libraries
-            for depth in self.depths
-            for chosen in self._combinations(depth)
-        ]
-        return (*own, *self._peer_variants())
+        builds: list[tuple[str, tuple[int | str, ...], Container[str]]]
+        builds = [(library, self.depths, AXES) for library in self.libraries]
+        for name in self.peers:
+            depths = (self.fixed_depths or (0,)) if PEERS[name] else (0,)
+            builds.append((name, depths, PEER_AXES))
+        return tuple(
+            Key(
+                *(build, n_prompt, prompt_class, self._most(depth, axes), self.max_tokens),
+                *(depth == "auto", axes),
+            )
+            for build, depths, among in builds
+            for depth in depths
+            for axes in self._combinations(depth, among)
+        )
 
-    def _combinations(
-        self, depth: int | str, among: Container[str] = AXES
-    ) -> list[tuple[tuple[str, Any], ...]]:
+    def _most(self, depth: int | str, axes: dict[str, Any]) -> int:
+        """Most drafts per round."""
+        if isinstance(depth, int):
+            return depth
+        rates = axes.get("synthetic_acceptance", range(self.auto_most))
+        return AUTO_DEPTH if rates is None else min(AUTO_DEPTH, len(rates))
+
+    def _combinations(self, depth: int | str, among: Container[str]) -> list[dict[str, Any]]:
         """Every combination of values on those axes that matter at this depth."""
         axes = [
-            [(name, value) for value in self.axes[name]]
+            [(name, [*value] if isinstance(value, tuple) else value) for value in self.axes[name]]
             for name in sorted(self.axes, key=AXES.index)
             if name in among and (depth != 0 or name in PLAIN_AXES)
             if name != "ngram" or depth == "auto"
         ]
-        return [*itertools.product(*axes)]
-
-    def _peer_variants(self) -> tuple[Variant, ...]:
-        """The cells of other programs, which have few of the axes."""
-        among = (*SHARED_AXES, "synthetic_acceptance", "n_context")
-        return tuple(
-            Variant(depth, chosen, name)
-            for name in self.peers
-            for depth in ((self.fixed_depths or (0,)) if PEERS[name] else (0,))
-            for chosen in self._combinations(depth, among)
-        )
+        return [*map(dict, itertools.product(*axes))]
 
     @property
     def fixed_depths(self) -> tuple[int, ...]:
         """The depths that are numbers."""
         return tuple(depth for depth in self.depths if isinstance(depth, int))
 
-    def filler(self, variant: Variant) -> Variant:
-        """In whose way the context of a variant is filled: without MTP, in that of one with it, if
+    def filler(self, key: Key) -> Key:
+        """In whose way the context of a cell is filled: without MTP, in that of one with it, if
         there is any that is like it otherwise. A copy leaves out what MTP has in the context."""
-        if variant.depth or variant.library in self.peers:
-            return variant
-        alike = (
-            one
-            for one in self.variants
-            if one.depth and one.library == variant.library
-            if tuple(axis for axis in one.axes if axis[0] in PLAIN_AXES) == variant.axes
-        )
-        return next(alike, variant)
+        if key.n_max or key.build in self.peers:
+            return key
+        return next((one for one in self.cells(*key.kind) if one.n_max and one.plain == key), key)
 
-    def kinds(self) -> list[tuple[int, str]]:
+    def kinds(self) -> list[Kind]:
         """(size, class) of every group of one repeat, in their order."""
         return [(size, kind) for kind in self.classes for size in self.sizes]
 
-    def groups(self) -> list[Group]:
-        """All groups in the order in which they are measured: those of a repeat, then the next."""
-        kinds = self.kinds()
-        most = max(self.repeats_of(*kind) for kind in kinds)
+    def groups(self) -> list[tuple[int, tuple[Key, ...]]]:
+        """All groups in the order in which they are measured, the first repeat of all sizes and
+        classes first: the number of the repeat, and its cells in the order of their turns."""
+        cells = {kind: self.cells(*kind) for kind in self.kinds()}
+        most = max(self.repeats_of(*kind) for kind in cells)
         return [
-            Group(*kind, repeat)
+            (repeat, self.order(own, repeat))
             for repeat in range(most)
-            for kind in kinds
+            for kind, own in cells.items()
             if repeat < self.repeats_of(*kind)
         ]
 
@@ -281,28 +307,22 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         """How many repeats a size and class has."""
         return self.repeat if size else self.repeats.get(prompt_class, self.repeat)
 
-    def prompt_variants(self, libraries: Container[str]) -> list[tuple[tuple[int, str], Variant]]:
-        """(size, class) of every prompt with each variant of these libraries that processes it in
-        another way: of the variants that differ only in a depth above 0, the first."""
-        first: dict[Variant, Variant] = {}
-        for variant in self.variants:
-            if variant.library in libraries:
-                first.setdefault(variant.way, variant)
-        return [*itertools.product(self.kinds(), first.values())]
+    def order(self, cells: Sequence[Key], repeat: int) -> tuple[Key, ...]:
+        """The cells of a group in the order in which they take their turns.
 
-    def order(self, repeat: int) -> tuple[Variant, ...]:
-        """The variants of a group in the order in which they take their turns.
-
-        Every pair of repeats begins with another variant, and the second of a pair goes backwards,
-        so that no variant gains by being first or by its neighbours. Other programs stay together,
-        before or after the libraries. Longer contexts come later.
+        Every pair of repeats begins with another cell, and the second of a pair goes backwards, so
+        that no cell gains by being first or by its neighbours. Other programs stay together, before
+        or after the libraries. Longer contexts come later.
         """
-        variants, order = self.variants, list[Variant]()
-        ours = variants[: len(variants) - len(self._peer_variants())]
+        order = list[Key]()
         for n_context in self.contexts:
-            turned = list[Variant]()
-            for own in (ours, variants[len(ours) :]):
-                block = tuple(one for one in own if one.n_context == n_context)
+            turned = list[Key]()
+            for peer in (False, True):
+                block = [
+                    one
+                    for one in cells
+                    if one.n_context == n_context and (one.build in self.peers) == peer
+                ]
                 start = repeat // 2 % len(block) if block else 0
                 turned += block[start:] + block[:start]
             order += turned[::-1] if repeat % 2 else turned
@@ -311,16 +331,17 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     @property
     def n_samples(self) -> int:
         """Samples of the whole plan."""
-        return len(self.groups()) * len(self.variants)
+        return sum(len(cells) for _, cells in self.groups())
 
-    def label(self, variant: Variant) -> str:
-        """The variant in words, as far as the plan varies it: "depth 3, rows all"."""
-        several = len(self.libraries) > 1 or variant.library in self.peers
-        words = [variant.library] if several else []
-        words.append(f"depth {variant.depth}" if variant.depth else "no MTP")
-        for name, value in variant.axes:
+    def label(self, key: Key) -> str:
+        """The cell in words, but for its size and class, as far as the plan varies it: "depth 3,
+        rows all"."""
+        several = len(self.libraries) > 1 or key.build in self.peers
+        words = [key.build] if several else []
+        words.append(f"depth {key.depth}" if key.n_max else "no MTP")
+        for name in key.axes:
             if len(self.axes[name]) > 1:
-                words.append(f"{axis_name(name)} {axis_words(value)}")
+                words.append(f"{axis_name(name)} {key.axis(name)}")
         return ", ".join(words)
 
     def context_needed(self, size: int) -> int:
@@ -329,33 +350,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         adaptive = len(self.fixed_depths) < len(self.depths)
         deepest = max(*self.fixed_depths, AUTO_DEPTH if adaptive else 0, 0)
         return size + self.max_tokens + deepest + 1
-
-    def work(self, size: int, variants: Iterable[Variant], doubled: float = math.inf) -> float:
-        """Rough time of these variants of a group, in tokens of prefill in an empty context.
-
-        A decoded token costs about 10 of prefill, and the warm-up processes the prompt once more.
-        Each :meth:`filler` fills a context, from one length to the next; another program fills one
-        for each sample.
-
-        Args:
-            doubled: tokens in the context at which a token takes twice as long.
-        """
-        work, filled = 0.0, dict[Variant, int]()
-        for variant in sorted(variants, key=lambda one: one.n_context):
-            n = variant.n_context
-            filler = self.filler(variant).way
-            before = 0 if variant.library in self.peers else filled.get(filler, 0)
-            filled[filler] = n
-            work += size + (size + 10 * self.max_tokens) * (1 + n / doubled)
-            work += (n - before) * (1 + (n + before) / (2 * doubled))
-        return work
-
-
-def switches_of(settings: Settings) -> dict[str, tuple[Any, ...]]:
-    """The axes of a plan whose only values are those that the settings have: the SWITCHES that are
-    not at their defaults."""
-    values = {name: str(getattr(settings, name)) for name in SWITCHES}
-    return {name: (value,) for name, value in values.items() if value != SWITCHES[name]}
 
 
 def padded_context(needed: int, limit: int) -> int:
@@ -414,109 +408,10 @@ def powers(rate: float, n: int) -> list[float]:
     return [round(rate**position, 4) for position in range(1, n + 1)]
 
 
-# -- from arguments of Python ----------------------------------------------------------------------
-
-
-def make_plan(
-    sizes: Any,
-    depths: Any,
-    max_tokens: Any,
-    repeat: Any,
-    classes: Any,
-    axes: Mapping[str, Any],
-    source: str,
-    image: ImageFile | None = None,
-) -> Plan:
-    """The plan of these arguments of :func:`pyllama_mtp.bench.matrix`, which take one value or
-    several; `source`: of the prompts, in words.
-
-    Raises:
-        UsageError: an unknown name or a value out of range; the message names the argument.
-    """
-    from pyllama_mtp.measure.prompts import check_class
-
-    for name in axes:
-        if name not in AXES:
-            raise UsageError(
-                f"matrix() has no argument {name!r}; the axes are {', '.join(AXES)}; prompt_sizes "
-                "are sizes, draft_n_max is depths; other fields of Settings go into settings=, "
-                "those of Sampling into sampling="
-            )
-    varied = {name: axis_values(name, given) for name, given in axes.items()}
-    usual = usual_classes(classes, image, "n_context" in axes)
-    kinds = _several("classes", usual, "('text', 'code')")
-    for kind in kinds:
-        check_class(kind)
-    return Plan(
-        tuple(_whole("sizes", size) for size in _several("sizes", sizes, "(512, 2048)")),
-        tuple(map(_depth, _several("depths", depths, "(0, 3, 'auto')"))),
-        _whole("max_tokens", max_tokens),
-        _whole("repeat", repeat),
-        varied,
-        kinds,
-        prompts=source,
-        image=image,
-    )
-
-
-def usual_classes(given: Any, image: object, filled: bool) -> Any:
-    """The classes that were given; None: the image where there is one, or text; but for `filled`
-    contexts source, of which there is enough, so that short and long ones hold the same kind."""
-    if given is not None:
-        return given
-    return ("source" if filled else "text",) if image is None else (IMAGE,)
-
-
-def axis_values(name: str, given: Any) -> tuple[Any, ...]:
-    """The values of an axis, given as a sequence or as one value. Raises UsageError for a value
-    that the axis does not take."""
-    if name == "synthetic_acceptance":
-        several = any(rates is None or listed(rates) for rates in listed(given) or ())
-        values = tuple(given) if several else (given,)
-    elif isinstance(given, bool | float):
-        values = (given,)
-    else:
-        values = _several(name, given, f"({getattr(Settings, name, 2)!r},)")
-    if name == "n_context":
-        return tuple(whole(name, n, 0, MOST_TOKENS, "0 or more tokens") for n in values)
-    if name == "n_sequences":
-        from pyllama_mtp.session import MOST_SEQUENCES
-
-        return tuple(whole(name, n, 1, MOST_SEQUENCES, f"1 to {MOST_SEQUENCES}") for n in values)
-    checked = []
-    for value in values:
-        if name in SWITCHES and not isinstance(value, str | int):
-            raise UsageError(f"{name} has {value!r}, which is not a word")
-        field_of_settings: dict[str, Any] = {name: value}
-        checked.append(getattr(Settings(**field_of_settings), name))  # raises UsageError
-    return tuple(map(str, checked)) if name in SWITCHES else tuple(checked)
-
-
-def _several(name: str, argument: Any, example: str) -> tuple[Any, ...]:
-    """The values of a sequence; a word or a number is the only value."""
-    if isinstance(argument, Iterable) and not isinstance(argument, str | bytes | Mapping):
-        return tuple(argument)
-    if isinstance(argument, str) or as_index(argument) is not None:
-        return (argument,)
-    raise UsageError(f"{name} is {argument!r}; it must be a sequence, such as {example}")
-
-
-def _whole(name: str, value: Any) -> int:
-    return whole(name, value, 1, MOST_TOKENS, "1 or more")
-
-
-def _depth(value: Any) -> int | str:
-    if isinstance(value, str) and value == "auto":
-        return value
-    several = "0 or more, or 'auto'; several are given as (0, 3, 'auto')"
-    return whole("depths", value, 0, MOST_TOKENS, several)
-
-
 # -- time ------------------------------------------------------------------------------------------
 
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-Kind = tuple[int, str]
 
 
 def parse_duration(text: str) -> float:
@@ -540,53 +435,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def estimate(
-    measured: Mapping[Kind, Sequence[float]], work: Callable[[int], float]
-) -> Callable[[Group], float] | None:
-    """Seconds that a group will take; None before anything was measured.
-
-    Args:
-        measured: seconds of the finished groups, by size and class.
-        work: rough work of a size, in any unit.
-    """
-    known = {kind: median(times) for kind, times in measured.items() if times}
-    if not known:
-        return None
-    per_work = median(seconds / work(size) for (size, _), seconds in known.items())
-    return lambda group: known.get(group.kind, per_work * work(group.size))
-
-
-def to_drop(
-    pending: Sequence[Group],
-    done: Mapping[Kind, int],
-    cost: Callable[[Group], float],
-    left_s: float,
-) -> set[Group]:
-    """The groups to leave out so that the others fit into `left_s` seconds.
-
-    The n-th repeat of a cell lowers the variance of its figures from 1 / (n - 1) to 1 / n, by
-    1 / (n (n - 1)). The last repeat that lowers it the least per second is left out first. The only
-    repeat of a size is left out last, the longest first.
-
-    Args:
-        pending: groups that are not measured yet.
-        done: finished repeats, by size and class.
-        cost: seconds of a group.
-    """
-    kept: dict[Kind, list[Group]] = {}
-    for group in sorted(pending, key=lambda group: group.repeat):
-        kept.setdefault(group.kind, []).append(group)
-    total, dropped = sum(map(cost, pending)), set()
-    while total > left_s and any(kept.values()):
-
-        def waste(kind: Kind) -> tuple[bool, float]:
-            n = done.get(kind, 0) + len(kept[kind])
-            return n > 1, cost(kept[kind][-1]) * (n * (n - 1) if n > 1 else 1)
-
-        worst = max((kind for kind in kept if kept[kind]), key=waste)
-        group = kept[worst].pop()
-        dropped.add(group)
-        total -= cost(group)
-    return dropped

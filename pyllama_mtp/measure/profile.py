@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_mtp.arguments import whole
 from pyllama_mtp.llama.contextoptions import Cost
-from pyllama_mtp.measure.records import NodeCost, Profile
+from pyllama_mtp.measure.sample import NodeCost, Profile
 from pyllama_mtp.measure.text import to_markdown
 from pyllama_mtp.settings import MOST_TOKENS
 

@@ -6,7 +6,8 @@ soon as it is finished; "skipped" for every cell that cannot be measured; "dropp
 that a time budget left out; and, on request, "profile" for every prompt whose nodes were timed. All
 lines of a run have its id in `run`. A file may hold several runs, and a run may go on later, at the
 end of the same file. Lines are never changed or removed. A cell is all samples of a run with the
-same `cell` and `settings`; its figures are computed when the file is read.
+same `cell`; its figures are computed when the file is read. Older files have the switches of MTP
+among the `settings` of a line only, not among the axes of its `cell`.
 
 Speeds are tokens per second, times are seconds of wall clock. A last line without a line break was
 being written when the program was killed; it counts only if it is whole. Readers ignore keys that
@@ -20,7 +21,6 @@ import fcntl
 import os
 import shlex
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,14 +32,11 @@ from msgspec import Meta, Struct
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append, write_error
 from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell
-from pyllama_mtp.measure.plan import IMAGE, Plan
+from pyllama_mtp.measure.plan import IMAGE, SWITCHES, Count, Key, Plan
+from pyllama_mtp.measure.sample import Profile, Sample
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Telemetry
     from pyllama_mtp.llama.native import Device, Library
-
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
 
 
 class ModelFile(Struct):
@@ -97,102 +94,6 @@ def accelerators(library: Library, n_gpu_layers: int) -> list[Device]:
     return [device for device in library.devices() if n_gpu_layers and "gpu" in device.kind]
 
 
-class Miss(Struct, frozen=True):
-    """A draft of the head that the target would not have chosen.
-
-    Attributes:
-        generated: tokens generated before it.
-        position: in its round, from 1.
-        drafted, actual: token ids, the head's and the target's.
-        context: the text of a few tokens before it.
-    """
-
-    generated: int
-    position: int
-    drafted: int
-    actual: int
-    drafted_text: str
-    actual_text: str
-    context: str
-
-
-class Sample(Struct, omit_defaults=True):
-    """One generation as it was measured: seconds, tokens per second, tokens.
-
-    An empty field is not known.
-
-    Attributes:
-        drafted, accepted: one count per draft position 1..n_max, without n-gram drafts.
-        time_s: seconds of each phase, "prompt_sync" among them; "image" is the part of the prefill
-            in which the rows of images were processed.
-        prompt_sync: how the prompt was synced: "kv" or "full".
-        waited_s: seconds that all threads together waited for a core, in "prefill" and "decode".
-        cpu_s: CPU seconds of the thread that drives the model, in "prefill" and "decode"; with one
-            thread on a CPU there is no other.
-        looked_up: counts of n-gram drafts.
-        misses: every rejected draft of the head, when asked for.
-        n_image_tokens: of the prompt, rows of images; encode_s: seconds in which these were
-            encoded, which `prefill_s` does not contain, but `elapsed_s` does. Other programs count
-            them into `prefill_s`.
-    """
-
-    n_prompt: int
-    n_generated: int
-    prefill_s: float
-    decode_s: float
-    elapsed_s: float
-    prefill_tps: float
-    decode_tps: float
-    drafted: list[int]
-    accepted: list[int]
-    rounds: int
-    tokens_per_round: float
-    time_s: dict[str, float] = {}
-    prompt_sync: str = ""
-    waited_s: dict[str, float] = {}
-    cpu_s: dict[str, float] = {}
-    looked_up: dict[str, int] = {}
-    misses: list[Miss] = []
-    n_image_tokens: int = 0
-    encode_s: float = 0.0
-
-    @property
-    def prompt_tps(self) -> float:
-        """Tokens of the prompt per second of prefill and encoding together."""
-        whole = self.prefill_s + self.encode_s
-        return self.prefill_tps * self.prefill_s / whole if whole > 0 else 0.0
-
-    @classmethod
-    def from_telemetry(cls, telemetry: Telemetry) -> Sample:
-        """The driver's telemetry, as far as a sample keeps it."""
-        names = [
-            name for name in cls.__struct_fields__ if name not in ("waited_s", "cpu_s", "misses")
-        ]
-        return cls(**{name: copy(getattr(telemetry, name)) for name in names})
-
-
-class CellKey(Struct, frozen=True):
-    """The identity of a cell in its run, beside its settings.
-
-    Attributes:
-        build: a name in the run's `builds`.
-        n_prompt: tokens of the prompt; 0: questions as they are, each of another length.
-        n_max: drafts per round, of an adaptive cell the most; 0 is no MTP.
-        max_tokens: to generate, the first token included.
-        adaptive: the depth was chosen while generating, from 0 to n_max.
-        axes: its values of those of the plan's `axes` that matter to it; those on which the cost of
-            MTP depends are among `settings`.
-    """
-
-    build: str
-    n_prompt: Count
-    prompt_class: str
-    n_max: Count
-    max_tokens: Positive
-    adaptive: bool = False
-    axes: dict[str, Any] = {}
-
-
 class _Line(Struct, kw_only=True, tag_field="kind"):
     """`run`: random and unique. `time`: UTC, ISO 8601 with offset."""
 
@@ -238,13 +139,8 @@ class OfCell(_Line):
     """`settings`: this cell's own fields of :class:`.Settings`: n_ctx, draft_n_max,
     synthetic_acceptance, the switches of MTP, and what the plan varies."""
 
-    cell: CellKey
+    cell: Key
     settings: dict[str, Any]
-
-    @property
-    def key(self) -> bytes:
-        """The same for all lines of one cell of a run, and for no others."""
-        return key_of(self.cell, self.settings)
 
 
 class Measured(OfCell, tag="sample"):
@@ -283,40 +179,6 @@ class Dropped(_Line, tag="dropped"):
     groups: list[DroppedGroup]
 
 
-class NodeCost(Struct, frozen=True):
-    """`n` nodes of a graph with ggml's operation `op`. `tensor`: the weights that they read, or
-    llama.cpp's name of the node, without its layer. `s`: seconds."""
-
-    kind: str
-    op: str
-    tensor: str
-    n: Positive
-    s: float
-
-
-class Profile(Struct, frozen=True, omit_defaults=True):
-    """The times of the nodes of one prompt.
-
-    Attributes:
-        n_prompt: tokens of the prompt; the last token has a row of logits.
-        prompt_s: seconds of the prompt when it is computed whole.
-        sum_s: seconds of all nodes, each computed by itself, which may be more; see
-            :data:`.profile.EXPLANATION`.
-        kinds: seconds by kind of operation, the sums of `costs`.
-    """
-
-    n_prompt: Positive
-    prompt_s: float
-    sum_s: float
-    kinds: dict[str, float]
-    costs: tuple[NodeCost, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        figures: dict[str, Any] = msgspec.to_builtins(self)
-        return figures
-
-
 class Profiled(OfCell, tag="profile"):
     """Where the time of a prompt goes, computed once more, node by node. Cells of all depths above
     0 have the prompt of their size and class in common."""
@@ -325,11 +187,6 @@ class Profiled(OfCell, tag="profile"):
 
 
 Line = RunHeader | Measured | Skipped | Dropped | Profiled
-
-
-def key_of(cell: CellKey, settings: dict[str, Any]) -> bytes:
-    """The same for all lines of one cell of a run, and for no others."""
-    return msgspec.json.encode((cell, settings), order="sorted")
 
 
 def as_read(value: Any) -> Any:
@@ -369,8 +226,8 @@ class Run:
     """
 
     header: RunHeader
-    cells: dict[bytes, Cell] = field(default_factory=dict)
-    measured: set[tuple[bytes, int]] = field(default_factory=set)
+    cells: dict[Key, Cell] = field(default_factory=dict)
+    measured: set[tuple[Key, int]] = field(default_factory=set)
 
     @property
     def id(self) -> str:
@@ -383,9 +240,9 @@ class Run:
         Raises:
             UsageError: a sample twice, or of a build that the header does not name.
         """
-        key = line.key
+        key = self._key(line)
         if key not in self.cells:
-            self.cells[key] = self._cell(line)
+            self.cells[key] = self._cell(key, line.settings)
         cell = self.cells[key]
         cell.time = line.time
         if isinstance(line, Profiled):
@@ -401,24 +258,31 @@ class Run:
             cell.repeats.append(line.repeat)
             cell.memory = line.memory
 
-    def _cell(self, line: OfCell) -> Cell:
-        header, key = self.header, msgspec.structs.asdict(line.cell)
-        build = header.builds.get(key.pop("build"))
+    def _key(self, line: OfCell) -> Key:
+        """The cell of a line; in older files its switches are among the settings only."""
+        varied = [name for name in SWITCHES if name in self.header.plan.axes]
+        if not (varied and line.cell.n_max) or line.cell.build in self.header.plan.peers:
+            return line.cell
+        switches = {name: line.settings[name] for name in varied if name in line.settings}
+        return msgspec.structs.replace(line.cell, axes={**switches, **line.cell.axes})
+
+    def _cell(self, key: Key, settings: dict[str, Any]) -> Cell:
+        header, build = self.header, self.header.builds.get(key.build)
         if build is None:
-            raise UsageError(f"its run has no build {line.cell.build!r}")
-        settings = {**header.settings, **line.settings, "sampling": header.sampling}
+            raise UsageError(f"its run has no build {key.build!r}")
+        settings = {**header.settings, **settings, "sampling": header.sampling}
         rates = settings.get("synthetic_acceptance")
         return Cell(
             model=header.model.name,
-            repeat=header.plan.repeats_of(key["n_prompt"], key["prompt_class"]),
+            key=key,
+            repeat=header.plan.repeats_of(*key.kind),
             synthetic_acceptance=list(rates) if rates else None,
             settings=settings,
             machine=header.machine,
             slow_types=header.slow_types,
-            image=header.plan.image if line.cell.prompt_class == IMAGE else None,
+            image=header.plan.image if key.prompt_class == IMAGE else None,
             run=self.id,
             **msgspec.structs.asdict(build),
-            **key,
         )
 
 

@@ -1,5 +1,5 @@
-"""One run of a matrix: the request made possible for model and machine, the header of its records,
-the libraries and other programs, and the samples written as they come."""
+"""One run of a matrix: the header of its records, the libraries and other programs, and the samples
+written as they come."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from pyllama_mtp import machine
 from pyllama_mtp import settings as settings_module
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.images import Imaging
 from pyllama_mtp.measure.peers import PeerError, PeerRunner, find
+from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import (
     Build,
     ModelFile,
@@ -33,17 +33,12 @@ from pyllama_mtp.measure.records import (
     now,
     run_to_resume,
 )
+from pyllama_mtp.measure.request import MatrixRequest, without_folders
 from pyllama_mtp.measure.runner import LibraryProcess, Runner, SideBySide
-from pyllama_mtp.measure.schedule import (
-    OWN_SETTINGS,
-    Matrix,
-    MatrixEvent,
-    MatrixRequest,
-    without_folders,
-)
-from pyllama_mtp.measure.text import counted, size_name
+from pyllama_mtp.measure.schedule import OWN_SETTINGS, Matrix, MatrixEvent
+from pyllama_mtp.measure.text import counted
 from pyllama_mtp.measure.verdict import slow_types_of
-from pyllama_mtp.settings import STORE, Sampling
+from pyllama_mtp.settings import STORE, Sampling, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -62,24 +57,27 @@ def sampling_record(sampling: Sampling) -> dict[str, Any]:
 
 
 def make_header(
-    model: Model, library: Library, request: MatrixRequest, builds: Mapping[str, Build]
+    model: Model,
+    library: Library,
+    request: MatrixRequest,
+    plan: Plan,
+    settings: Settings,
+    builds: Mapping[str, Build],
 ) -> RunHeader:
     """The line that begins a new run.
 
     Args:
         library: that of this process.
+        plan, settings: as of :class:`.Matrix`.
         builds: by the plan's names of libraries and peers.
     """
     from pyllama_mtp import __version__
 
-    plan, shared = request.plan, dataclasses.asdict(request.settings)
+    shared = dataclasses.asdict(settings)
     for name in (*OWN_SETTINGS, *STORE):
         shared.pop(name)
-    if not request.settings.rope.given:
+    if not settings.rope.given:
         del shared["rope"]
-    if vocabularies := plan.axes.get("draft_vocab"):
-        names = tuple(without_folders(str(name)) for name in vocabularies)
-        plan = replace(plan, axes={**plan.axes, "draft_vocab": names})
     options = dict(model.options.given)
     for name in ("n_gpu_layers", "rpc_timeout"):
         options.pop(name, None)
@@ -131,8 +129,8 @@ Watch = Callable[[Matrix], AbstractContextManager[Callable[[MatrixEvent], None]]
 def run_matrix(
     model: Model, request: MatrixRequest, records: Records, watch: Watch, say: Callable[[str], None]
 ) -> Matrix:
-    """Measure a request with a loaded model; every record goes to the file, then to `found`. `say`
-    is called with messages for the user.
+    """Measure a request with a loaded model; every record goes to the file, then to `records`.
+    `say` is called with messages for the user.
 
     Returns:
         the matrix: whether it was interrupted, and what it left out.
@@ -145,27 +143,26 @@ def run_matrix(
     n_gpu_layers = request.placement.get("n_gpu_layers", -1)
     library = native.load()
     build = Build.of(library, n_gpu_layers, request.plan.libraries[0], model.rpc_servers)
-    if not request.plan.libraries[0]:  # a single library has the name in its stamp
-        request = _planned(request, libraries=(build.variant,))
-    if request.usual_depths and not model.has_mtp:
-        request = _planned(request, depths=(0,))
-    request = _choose_threads(model, _possible(model, request, say), say)
+    plan = request.plan_for(model, build.variant, say)
+    settings = _choose_threads(model, request, say)
     with ExitStack() as stack:
         imaging = None
         if request.picture:
-            imaging = stack.enter_context(Imaging(model, request.picture, request.settings.threads))
-            request = _planned(request, image=imaging.file)
-        own, builds = _runners(request, model, imaging, build, stack)
+            imaging = stack.enter_context(Imaging(model, request.picture, settings.threads))
+            plan = replace(plan, image=imaging.file)
+        runners, builds = _libraries(request, plan, settings, model, imaging, build, stack)
+        profilers = {name: one.profile for name, one in runners.items()} if request.profile else {}
         peers = _peers(request, model, imaging, n_gpu_layers, builds, say)
-        run, header = _begin(request, make_header(model, library, request, builds), records, say)
-        profilers = {name: one.profile for name, one in own.items()} if request.profile else {}
-        matrix = Matrix(model, request, run, {**own, **peers}, profilers, imaging)
+        header = make_header(model, library, request, plan, settings, builds)
+        run, new = _begin(request, header, records, say)
+        runners_of = {**runners, **peers}
+        matrix = Matrix(model, request, plan, settings, run, runners_of, profilers, imaging)
         if needed := matrix.needs():
             say(needed)
         matrix.check()
         keep = [records.add]
         if request.output:
-            writer = stack.enter_context(Writer(request.output, header, request.advice))
+            writer = stack.enter_context(Writer(request.output, new, request.advice))
             keep.insert(0, writer.write)
         matrix.on_event = stack.enter_context(watch(matrix))
         for record in matrix.run():
@@ -175,54 +172,13 @@ def run_matrix(
     return matrix
 
 
-def _planned(request: MatrixRequest, **changes: Any) -> MatrixRequest:
-    """The request with another plan."""
-    return dataclasses.replace(request, plan=replace(request.plan, **changes))
-
-
-def _possible(model: Model, request: MatrixRequest, say: Callable[[str], None]) -> MatrixRequest:
-    """The request without depths above the model's limit, which would be measured twice. Raises
-    UsageError: see :func:`with_room`."""
-    request = with_room(request, model.n_ctx_train)
-    most, planned = model.info.most_drafts, request.plan.depths
-    depths = tuple(min(d, most) if most and isinstance(d, int) else d for d in planned)
-    if depths == planned:
-        return request
-    say(f"{model.info.fewer_drafts}: deeper is not measured")
-    return _planned(request, depths=tuple(dict.fromkeys(depths)))
-
-
-def with_room(request: MatrixRequest, n_ctx_train: int) -> MatrixRequest:
-    """The request for a model trained for so many tokens: without usual sizes that are too long.
-
-    Raises:
-        UsageError: a size that does not fit into the context, with what is generated after it.
-    """
-    limit, whose = n_ctx_train, "the model's context"
-    if 0 < request.settings.n_ctx < limit:
-        limit, whose = request.settings.n_ctx, "the context asked for"
-    sizes, n, before = request.plan.sizes, request.plan.max_tokens, request.plan.contexts[-1]
-    fitting = tuple(size for size in sizes if before + size + n <= limit)
-    if fitting != sizes:
-        if not request.usual_sizes or not fitting:
-            filled = f"context {before} + " if before else ""
-            raise UsageError(
-                f"{filled}prompt {size_name(max(sizes))} + {n} generated: "
-                f"{before + max(sizes) + n} tokens exceed {whose}, {limit}"
-            )
-        request = _planned(request, sizes=fitting)
-    return request
-
-
-def _choose_threads(
-    model: Model, request: MatrixRequest, say: Callable[[str], None]
-) -> MatrixRequest:
-    """The request with a fixed number of threads, so that samples can be compared: in place of
+def _choose_threads(model: Model, request: MatrixRequest, say: Callable[[str], None]) -> Settings:
+    """The settings with a fixed number of threads, so that samples can be compared: in place of
     "auto", one less than there are cores for each that other programs keep busy. A run that goes on
     keeps its number."""
     cores = settings_module.available_threads()
     if request.settings.n_threads != "auto" or "n_threads" in request.plan.axes:
-        return request
+        return request.settings
     output = request.output if request.resume else None
     if output and (run := last_run(output, Path(model.path).name)):
         threads = run.header.settings.get("n_threads") or cores  # chosen when it began
@@ -233,21 +189,26 @@ def _choose_threads(
                 f"other programs keep {cores - threads} of {cores} cores busy; measuring with "
                 f"{counted(threads, 'thread')} (--threads {cores} uses all)"
             )
-    settings = dataclasses.replace(request.settings, n_threads=threads)
-    return dataclasses.replace(request, settings=settings)
+    return dataclasses.replace(request.settings, n_threads=threads)
 
 
-def _runners(
-    request: MatrixRequest, model: Model, imaging: Imaging | None, build: Build, stack: ExitStack
+def _libraries(
+    request: MatrixRequest,
+    plan: Plan,
+    settings: Settings,
+    model: Model,
+    imaging: Imaging | None,
+    build: Build,
+    stack: ExitStack,
 ) -> tuple[dict[str, Runner | LibraryProcess], dict[str, Build]]:
     """The runner and the build of each library: the first in this process, others in their own."""
-    labels = request.plan.libraries
+    labels = plan.libraries
     runners: dict[str, Runner | LibraryProcess] = {labels[0]: Runner(model, imaging)}
     stack.callback(runners[labels[0]].close)
     builds = {labels[0]: build}
     for label, name in zip(labels[1:], request.libraries[1:], strict=True):
-        options = {**request.placement, "mtp": any(request.plan.depths)}
-        picture, n_threads = request.picture, request.settings.threads
+        options = {**request.placement, "mtp": any(plan.depths)}
+        picture, n_threads = request.picture, settings.threads
         process = LibraryProcess(name, label, str(model.path), picture, n_threads, **options)
         stack.enter_context(closing(process))
         runners[label], builds[label] = process, process.loaded()
@@ -289,7 +250,7 @@ def _begin(
         return records.runs[header.run], header
     records.runs[earlier.id] = earlier
     say(
-        f"going on with run {earlier.id}: {len(earlier.measured)} of {request.plan.n_samples} "
+        f"going on with run {earlier.id}: {len(earlier.measured)} of {header.plan.n_samples} "
         "samples are there"
     )
     return earlier, None

@@ -32,7 +32,7 @@ from pyllama_mtp.llama.vision import ImagePrompt
 from pyllama_mtp.machine import waited_for_core
 from pyllama_mtp.measure.images import ImageText, Imaging, Picture, beginning
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, profile_prompt
-from pyllama_mtp.measure.records import Miss, Profile, Sample
+from pyllama_mtp.measure.sample import Miss, Profile, Sample
 
 if TYPE_CHECKING:
     from pyllama_mtp import (

@@ -329,7 +329,7 @@ def rates_words(cells: Iterable[Cell]) -> str:
 def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """See :meth:`.Results.records`."""
     depth = max((len(cell.drafted) for cell in cells), default=0)
-    axes = list(dict.fromkeys(name for cell in cells for name in cell.axes))
+    axes = dict.fromkeys(name for cell in cells for name in cell.axes if name not in SWITCHES)
     rows, images = [], _with_images(cells)
     for cell in ordered(cells):
         base, row = base_of(cell, cells), dict[str, Any]()

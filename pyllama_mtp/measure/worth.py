@@ -19,7 +19,6 @@ from pyllama_mtp.measure.figures import (
     OURS,
     Cell,
     SeriesKey,
-    ratio_to,
     resampled,
     series_key,
 )
@@ -37,19 +36,14 @@ from pyllama_mtp.measure.text import (
 from pyllama_mtp.measure.verdict import Round, verdict
 
 if TYPE_CHECKING:
-    from pyllama_mtp.drafting.headrows import HeadOption
-    from pyllama_mtp.measure.records import Sample
+    from pyllama_mtp.measure.sample import Sample
 
 #: Acceptance per draft for which the speed is forecast.
 ACCEPTANCE = (0.5, 0.7, 0.8, 0.9)
 #: The advice is for this acceptance. Published heads: about 0.73 in long thinking, 0.9 in code.
 TYPICAL_ACCEPTANCE = 0.8
-#: No published head keeps up a higher acceptance, so the advice ends here.
-MOST_ACCEPTANCE = 0.95
 #: With less at the first position everywhere, the head or its input is probably broken.
 BROKEN_BELOW = 0.30
-#: Another n_ubatch is recommended if it is faster by this factor, beyond noise.
-UBATCH_GAIN = 1.03
 #: Costs of more rows, as a part of those of fewer rows, that noise explains.
 NOISE = 0.9
 #: The name of all classes together.
@@ -201,7 +195,7 @@ def series_of(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def _plain(cell: Cell) -> tuple[str, ...]:
-    """What a cell has in common with its cell without MTP."""
+    """What a cell has in common with its cells without MTP, of all sizes and classes."""
     return cell.run, cell.model, cell.variant, *(cell.axis(name) for name in PLAIN_AXES)
 
 
@@ -360,7 +354,7 @@ def tune_markdown(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
 
 
 def advice(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
-    """Which depth to set, and why, in a few sentences.
+    """Which depth to set, and why.
 
     Args:
         slow: see :func:`pyllama_mtp.measure.verdict.slow_types`.
@@ -378,76 +372,7 @@ def advice(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
             for n in range(1, costs.limit + 1)
         ]
         typical = f"{percent(TYPICAL_ACCEPTANCE)} are typical"
-        why = verdict(rounds, slow or {}, typical) + " Use draft_n_max=0. "
-    ranges = fastest_depths(costs)
-    if not any(depth for _, depth in ranges):
-        return why.strip()
-    depths = ", ".join(f"{depth} from {percent(rate)}" for rate, depth in ranges)
-    chosen = f"use draft_n_max={fixed}" if fixed else "no draft is worth it"
-    return (
-        f"{why}Fastest depth by acceptance per draft, of those measured: {depths}. At "
-        f"{percent(TYPICAL_ACCEPTANCE)}, which is typical, {chosen}; where it is not known or "
-        'varies, draft_n_max="auto" finds the depth while generating.'
-    )
-
-
-def fastest_depths(costs: Costs) -> list[tuple[float, int]]:
-    """(acceptance from which it is the fastest, depth), from 0 to MOST_ACCEPTANCE in steps of 0.01;
-    acceptance is taken to be the same at every position."""
-    ranges: list[tuple[float, int]] = []
-    for step in range(round(100 * MOST_ACCEPTANCE) + 1):
-        depth = best_depth(costs, [step / 100] * costs.limit)
-        if not ranges or ranges[-1][1] != depth:
-            ranges.append((step / 100, depth))
-    return ranges
-
-
-def ubatch_advice(cells: Sequence[Cell], usual: int) -> tuple[str, int]:
-    """Tokens per second of the prompt by n_ubatch, and which one to use: in words, and the value.
-
-    Args:
-        cells: without MTP, of several values on the axis n_ubatch.
-        usual: the n_ubatch that is set, which the others must beat.
-    """
-    by_size = {int(cell.axes["n_ubatch"]): cell for cell in cells if cell.samples}
-    base = by_size.get(usual)
-    if base is None or len(by_size) < 2:
-        return "Not compared: --n-ubatch, for want of a longer context or memory.", usual
-    ratios = {n: ratio_to(cell, base, "prefill_tps") for n, cell in sorted(by_size.items())}
-    speeds = ", ".join(
-        f"{n}: {by_size[n].prefill_tps:.0f} ({ratio.value:.2f}x)"
-        for n, ratio in ratios.items()
-        if ratio
-    )
-    better = [
-        (ratio.value, n)
-        for n, ratio in ratios.items()
-        if ratio and ratio.value >= UBATCH_GAIN and (ratio.low or 0) > 1
-    ]
-    gain, best = max(better, default=(1.0, usual))
-    said = f"Use --n-ubatch {best}, which is {gain:.2f} times as fast as {usual}."
-    if best == usual:
-        said = f"None is faster than {usual} by {100 * (UBATCH_GAIN - 1):.0f} %: keep it."
-    return f"Tokens per second of {base.n_prompt:,} by --n-ubatch: {speeds}. {said}", best
-
-
-def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> str:
-    """The draft heads to choose from, the best first, and which one "auto" took; "" where there is
-    no choice. `options`: with drafts in seconds."""
-    if not options or not chosen:
-        return ""
-    headings = ["draft vocabulary", "MB", "ms per draft", "outside %", "expected speed"]
-    lines = []
-    for one in options:
-        figures = f"{one.n_bytes / 1e6:.1f}", f"{1e3 * one.draft:.2f}"
-        lines.append(
-            [f"{one.n_rows}", *figures, f"{100 * one.outside:.1f}", f"{one.speed_up:.2f}x"]
-        )
-    table = to_markdown(headings, lines)
-    return (
-        f"{table}\n\nms per draft: by the bytes that it reads, from the time measured with "
-        f"{chosen.n_rows} tokens. outside: tokens of the text so far that the vocabulary would "
-        "lack (before 256 are seen, mostly what is usual). expected speed: at the best depth "
-        f"against no MTP, at {percent(TYPICAL_ACCEPTANCE)} acceptance of what can be drafted. "
-        f'"auto" has taken {chosen.n_rows} tokens; --draft-vocab takes another number.'
-    )
+        why = verdict(rounds, slow or {}, typical) + " "
+    known = f"At {percent(TYPICAL_ACCEPTANCE)} acceptance, which is typical, use"
+    said = f"{known} draft_n_max={fixed}" if fixed else f"{why}Use draft_n_max=0"
+    return f'{said}; where acceptance varies, draft_n_max="auto" finds the depth while generating.'

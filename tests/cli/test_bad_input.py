@@ -59,7 +59,6 @@ MATRIX = [
     (["--axis", "p-min=0.1", "--axis", "p_min=0.2"], "--axis names one axis twice"),
     (["--axis", "p-min=0.1", "--depths", "0"], "as axes of drafting (p_min) do"),
     (["--axis", "synthetic-acceptance=0.5", "--depths", "2"], "gives 1 rates, but depth 2 needs"),
-    (["--classes", "code", "--prompt-file", "p.txt"], "leave --classes out"),
     (["--budget", "soon"], "'soon' is no length of time"),
     (["--lib", "upstream", "--variants", "patched"], "give one of them"),
     (["--resume", "--no-output"], "leave --no-output out"),
@@ -86,7 +85,6 @@ def test_generate(cli: Cli, arguments: list[str], message: str) -> None:
 @pytest.mark.usefixtures("nothing_loads")
 @pytest.mark.parametrize(("arguments", "message"), MATRIX)
 def test_matrix(cli: Cli, arguments: list[str], message: str) -> None:
-    Path("p.txt").write_text("text")
     refused(cli("matrix", *arguments), message)
     assert not Path("matrix.jsonl").exists()
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
+from pyllama_mtp.cli.matrix import DEMO_REPEAT
 from pyllama_mtp.errors import FatalDecodeError, InsufficientMemoryError
 from pyllama_mtp.measure.figures import base_of
+from pyllama_mtp.measure.plan import REPEAT
 from pyllama_mtp.measure.records import Writer, read_cells, read_file
 from pyllama_mtp.models.synth import write_synthetic
 

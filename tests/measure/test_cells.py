@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pyllama_mtp.measure.figures import Cell
-from pyllama_mtp.measure.records import Sample
+from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.telemetry import Telemetry
 
 from ..cells import made_cell

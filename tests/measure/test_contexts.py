@@ -17,7 +17,6 @@ from pyllama_mtp.measure.page import curves
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import read_cells
 from pyllama_mtp.measure.runner import Runner, Task, filling
-from pyllama_mtp.measure.schedule import MatrixEvent
 from pyllama_mtp.measure.table import markdown_table, records
 from pyllama_mtp.measure.verdict import summary
 from pyllama_mtp.settings import Sampling, Settings
@@ -32,7 +31,8 @@ AT = (*SMALL, "-p", "24", "--at", "512,256")
 
 
 def test_a_repeat_goes_on_from_length_to_length() -> None:
-    orders = [[(v.n_context, v.depth) for v in PLAN.order(repeat)] for repeat in range(3)]
+    plan = Plan((24,), (0, 2, 3), 9, 3, PLAN.axes)
+    orders = [[(key.n_context, key.depth) for key in keys] for _, keys in plan.groups()]
     assert orders[0] == [(at, depth) for at in (50, 100) for depth in (0, 2, 3)]
     assert orders[1] == [(at, depth) for at in (50, 100) for depth in (3, 2, 0)]
     assert orders[2] == [(at, depth) for at in (50, 100) for depth in (2, 3, 0)]
@@ -41,27 +41,23 @@ def test_a_repeat_goes_on_from_length_to_length() -> None:
 def test_one_filling_is_for_all_depths_that_process_a_text_alike() -> None:
     caches = {"cache_type_k": ("f16", "q8_0"), "n_context": (100, 50)}
     plan = Plan((24,), (0, 2, "auto"), 9, 2, {**caches, "ngram": (True, False)})
-    ways = {(v.settings["cache_type_k"], v.depth): plan.filler(v).way for v in plan.variants}
+    cells = plan.cells(24, "text")
+    ways = {(key.axes["cache_type_k"], key.depth): plan.filler(key).way for key in cells}
     for cache in ("f16", "q8_0"):
-        assert ways[cache, 0] == ways[cache, 2] and ways[cache, 0].depth == 1
+        assert ways[cache, 0] == ways[cache, 2] and ways[cache, 0].n_max == 1
     assert ways["f16", 0] != ways["q8_0", 0]
     plain = Plan((24,), (0,), 9, 2, caches)
-    assert {plain.filler(v).way.depth for v in plain.variants} == {0}
-    assert PLAN.work(24, PLAN.variants) == sum(3 * (24 + 24 + 90) + 50 for _ in (50, 100))
+    assert {plain.filler(key).way.n_max for key in plain.cells(24, "text")} == {0}
 
 
 def test_other_programs_are_measured_at_every_length() -> None:
-    """And fill a context for every sample."""
     plan = Plan((24,), (0, 2, "auto"), 9, 2, {"n_context": (100, 50)}, peers=("llama-server",))
-    order = [(v.n_context, v.library, v.depth) for v in plan.order(0)]
-    assert order == [
+    assert [(key.n_context, key.build, key.depth) for key in plan.groups()[0][1]] == [
         (at, name, depth)
         for at in (50, 100)
         for name, depths in (("", (0, 2, "auto")), ("llama-server", (0, 2)))
         for depth in depths
     ]
-    theirs = [v for v in plan.variants if v.library]
-    assert plan.work(24, theirs) == sum(2 * (24 + 24 + 90 + at) for at in (50, 100))
 
 
 @pytest.mark.parametrize(
@@ -80,12 +76,8 @@ def test_what_needs_an_empty_context_is_refused(changes: dict[str, Any], message
 
 def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> None:
     """With MTP, for all depths; every sample goes on from there with the next text, in a fresh
-    session no longer than it needs. What is left is known after the first length."""
-    matrix, events = make(demo, PLAN), list[MatrixEvent]()
-    matrix.on_event = events.append
-    cells = collect(demo, matrix).cells
-    known = [e.variant.n_context for e in events if e.kind == "start" and e.left_s is not None]
-    assert known == [100] * 3 + [50] * 3 + [100] * 3
+    session no longer than it needs."""
+    cells = collect(demo, make(demo, PLAN)).cells
     filled = [tuple(one) for one in watched.of("process")]
     assert filled == [(1, 51), (1, 101)] * 2
     opened = [(depth, n_ctx) for depth, n_ctx, _ in watched.of("open")]
@@ -103,7 +95,7 @@ def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> N
         assert sample.prefill_tps == pytest.approx(24 / sample.prefill_s)
 
 
-def test_a_budget_ends_before_a_length_for_which_there_is_no_time(
+def test_a_budget_ends_before_a_longer_context(
     demo: Model, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Time passes only while a context is filled, a second per 10 tokens, and for every sample, a
@@ -123,15 +115,14 @@ def test_a_budget_ends_before_a_length_for_which_there_is_no_time(
             super().begin(number, task)
 
     plan = Plan((24,), (0, 2), 3, 2, {"n_context": (50, 300, 100)})
-    for budget_s, done in ((0.1, 1), (20, 2), (40, 3)):
+    for budget_s, done in ((0.1, 1), (10, 2), (20, 3)):
         clock[0] = 0.0
         matrix = make(demo, plan, Slow(demo), budget_s=budget_s)
         cells = collect(demo, matrix).cells
         assert [(c.n_context, len(c.samples)) for c in cells] == [
             (at, 1) for at in (50, 100, 300)[:done] for _ in range(2)
         ]
-        assert [group.repeat for group in matrix.dropped] == ([0, 1] if done < 3 else [1])
-        assert matrix.contexts_left(plan.groups()[0]) == [50, 100, 300][done:]
+        assert [repeat for repeat, _ in matrix.dropped] == ([0, 1] if done < 3 else [1])
 
 
 @pytest.mark.parametrize(("depth", "sync"), [(0, "kv"), (3, "kv"), ("auto", "kv"), (3, "full")])
@@ -164,13 +155,12 @@ def test_matrix_at(watched: Watched, cli: Cli) -> None:
     result = cli(*AT, "--repeat", "1")
     assert result.code == 130 and "samples in matrix.jsonl: 2" in result.err
     assert "contexts of up to 512 tokens, filled 1 time per repeat: at least 0.0" in result.err
-    assert " GB of host memory, roughly " in result.err
+    assert " GB of host memory; where filling takes 120 s, up to " in result.err
     watched.log.clear()
     result = cli(*AT, "--repeat", "1", "--resume", "--format", "markdown")
     assert result.code == 0 and "2 of 4 samples are there" in result.err
     assert "[3/4] prompt 24, no MTP, context 512, repeat 1: prefill" in result.err
-    probe = [(0, 9), (0, 129)]
-    assert [tuple(one) for one in watched.of("process")] == [*probe, (1, 513)]
+    assert [tuple(one) for one in watched.of("process")] == [(1, 513)]
     assert watched.n_open == 0
     assert "| context tokens | prompt tokens | mode |" in result.out
     cells = read_cells("matrix.jsonl")
@@ -181,12 +171,11 @@ def test_matrix_at(watched: Watched, cli: Cli) -> None:
 def test_a_long_filling_is_kept_until_the_run_is_complete(
     watched: Watched, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("runner", "schedule"):
-        monkeypatch.setattr(f"pyllama_mtp.measure.{place}.LONG_FILLING_S", 0)
+    monkeypatch.setattr("pyllama_mtp.measure.runner.LONG_FILLING_S", 0)
     here, repeat = Path(), ("--repeat", "1")
     watched.script[5] = interrupt  # the second length
     result = cli(*AT, *repeat)
-    assert result.code == 130 and " on disk for --resume, until it is complete" in result.err
+    assert result.code == 130
     assert len([*here.glob("matrix.jsonl.*.context")]) == 1
     watched.log.clear()
     n_cached = list[int]()

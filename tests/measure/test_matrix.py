@@ -18,11 +18,13 @@ from pyllama_mtp.llama.native import Library
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, cell_profiles, made_profile
-from pyllama_mtp.measure.records import Build, Profile, Records, Run, accelerators
+from pyllama_mtp.measure.records import Build, Records, Run, accelerators
+from pyllama_mtp.measure.request import MatrixRequest
 from pyllama_mtp.measure.run import make_header
 from pyllama_mtp.measure.runner import Runner
-from pyllama_mtp.measure.schedule import TURN_TOKENS, Matrix, MatrixRequest
-from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
+from pyllama_mtp.measure.sample import Profile
+from pyllama_mtp.measure.schedule import TURN_TOKENS, Matrix
+from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 from ..cli.conftest import Watched, interrupt
 from ..fakes import like
@@ -30,10 +32,6 @@ from ..fakes import like
 HEADER: Any = SimpleNamespace(run="r")
 PLAN = Plan(sizes=(20, 40), depths=(0, 2, 3), max_tokens=9, repeat=2)
 SETTINGS = Settings(n_threads=1)
-
-
-def requested(plan: Plan, **changes: Any) -> MatrixRequest:
-    return MatrixRequest(**{**vars(MatrixRequest(plan, SETTINGS, Sampling(), ["a"])), **changes})
 
 
 def make(
@@ -46,14 +44,16 @@ def make(
 ) -> Matrix:
     runners = dict.fromkeys(plan.libraries, runner or Runner(model))
     profilers = {"": profiler} if profiler else {}
-    return Matrix(model, requested(plan, **changes), run or Run(HEADER), runners, profilers)
+    request = MatrixRequest(**changes)
+    settings = changes.get("settings", SETTINGS)
+    return Matrix(model, request, plan, settings, run or Run(HEADER), runners, profilers)
 
 
 def collect(model: Model, matrix: Matrix) -> Records:
     """The records that a file of this run would hold."""
     plan, found, library = matrix.plan, Records(), native.load()
     builds = {label: Build.of(library, -1, label) for label in plan.libraries}
-    header = make_header(model, library, requested(plan), builds)
+    header = make_header(model, library, MatrixRequest(), plan, SETTINGS, builds)
     for record in (msgspec.structs.replace(header, run="r"), *matrix.run()):
         found.add(record)
     return found
@@ -165,7 +165,7 @@ def test_cells_hold_what_was_measured(demo: Model) -> None:
 
 def test_a_header_names_no_folder(demo: Model) -> None:
     words = ["matrix", "--model=/home/me/m.gguf", "--variants", "patched,/home/me/other"]
-    header = make_header(demo, native.load(), requested(PLAN, command=words), {})
+    header = make_header(demo, native.load(), MatrixRequest(command=words), PLAN, SETTINGS, {})
     assert header.command == ["matrix", "--model=m.gguf", "--variants", "patched,other"]
 
 
@@ -254,10 +254,11 @@ def test_sessions_that_do_not_fit_together_are_measured_in_turn(
     assert max(n_open for _, _, n_open in watched.of("open")) == 2
 
 
-def test_a_budget_leaves_out_the_least_useful_repeats(
+def test_after_the_budget_no_further_group_begins(
     demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Time passes only while a prompt is processed: a second per 10 tokens."""
+    """Time passes only while a prompt is processed: a second per 10 tokens. First repeats come
+    first, so that every size is measured once before one is measured again."""
     clock = [0.0]
     monkeypatch.setattr(
         "pyllama_mtp.measure.schedule.time", SimpleNamespace(monotonic=lambda: clock[0])
@@ -273,11 +274,18 @@ def test_a_budget_leaves_out_the_least_useful_repeats(
             self.size = len(task.prompts[0])
             super().begin(number, task)
 
-    matrix = make(demo, Plan((10, 20, 40), (0, 2), 3, 5), Slow(demo), budget_s=24)
-    found = collect(demo, matrix)
-    repeats = {cell.n_prompt: len(cell.samples) for cell in found.cells}
-    assert repeats == {10: 3, 20: 2, 40: 1}, "one each takes 2 + 4 + 8 seconds"
-    assert len(matrix.dropped) == 9 and clock[0] <= 24
+    plan = Plan((10, 20, 40), (0, 2), 3, 5)
+    for budget_s, least, repeats in (
+        (0.1, 0, [1]),
+        (6.1, 0, [1, 1, 1]),  # 2 + 4, then 8 seconds
+        (17, 0, [2, 2, 1]),
+        (0.1, 2, [2, 2, 2]),
+    ):
+        clock[0] = 0.0
+        matrix = make(demo, plan, Slow(demo), budget_s=budget_s, least_repeats=least)
+        cells = collect(demo, matrix).cells
+        assert [len(cell.samples) for cell in cells if cell.n_max] == repeats
+        assert len(matrix.dropped) == 15 - sum(repeats)
 
 
 def test_the_backend_is_what_computes() -> None:

@@ -7,22 +7,38 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.plan import AXES, Group, Plan, Variant, axis_value, axis_words
+from pyllama_mtp.measure.plan import AXES, Key, Plan, axis_value, axis_words
 from pyllama_mtp.settings import AUTO_DEPTH
+
+
+def cells(plan: Plan) -> tuple[Key, ...]:
+    return plan.cells(*plan.kinds()[0])
 
 
 def test_every_depth_above_zero_has_every_combination() -> None:
     axes = {"hidden": ("pre-norm", "post-norm"), "prompt_sync": ("kv",)}
     plan = Plan((5,), (0, 2, 4), 1, 1, axes)
-    both = [(("prompt_sync", "kv"), ("hidden", one)) for one in axes["hidden"]]
-    drafting = [Variant(depth, chosen) for depth in (2, 4) for chosen in both]
-    assert plan.variants == (Variant(0), *drafting)
-    assert [plan.label(v) for v in plan.variants[:2]] == ["no MTP", "depth 2, hidden pre-norm"]
+    both = [{"prompt_sync": "kv", "hidden": one} for one in axes["hidden"]]
+    drafting = [Key("", 5, "text", n, 1, axes=chosen) for n in (2, 4) for chosen in both]
+    assert cells(plan) == (Key("", 5, "text", 0, 1), *drafting)
+    assert [*map(plan.label, cells(plan))][:2] == ["no MTP", "depth 2, hidden pre-norm"]
+
+
+def test_a_key_is_one_whatever_the_order_of_its_axes() -> None:
+    one = Key("", 5, "text", 2, 1, axes={"n_context": 8, "hidden": "pre-norm"})
+    other = Key("", 5, "text", 2, 1, axes={"hidden": "pre-norm", "n_context": 8})
+    assert one == other and len({one, other}) == 1
+    assert one.plain == Key("", 5, "text", 0, 1, axes={"n_context": 8})
+    assert (one.axis("hidden"), one.axis("prompt_rows"), one.axis("p_min")) == (
+        "pre-norm",
+        "last",
+        "",
+    )
 
 
 def test_every_library_has_all_of_them() -> None:
     plan = Plan((5,), (0, 2), 1, 1, libraries=("upstream", "patched"))
-    assert [plan.label(v) for v in plan.variants] == [
+    assert [*map(plan.label, cells(plan))] == [
         "upstream, no MTP",
         "upstream, depth 2",
         "patched, no MTP",
@@ -32,21 +48,17 @@ def test_every_library_has_all_of_them() -> None:
 
 def test_the_first_repeat_of_everything_comes_first() -> None:
     plan = Plan((5, 7), (0,), 1, 2, classes=("text", "code"))
-    assert plan.groups()[:5] == [
-        Group(5, "text", 0),
-        Group(7, "text", 0),
-        Group(5, "code", 0),
-        Group(7, "code", 0),
-        Group(5, "text", 1),
+    assert [(repeat, *keys[0].kind) for repeat, keys in plan.groups()] == [
+        (repeat, size, kind) for repeat in (0, 1) for kind in ("text", "code") for size in (5, 7)
     ]
     assert plan.n_samples == 8
 
 
 def test_nobody_is_always_first_and_neighbours_change_sides() -> None:
     plan = Plan((5,), (0, 2, 3, 4), 1, 8)
-    orders = [plan.order(repeat) for repeat in range(8)]
-    assert all(sorted(v.depth for v in order) == [0, 2, 3, 4] for order in orders)
-    places = [sum(order.index(variant) for order in orders) for variant in plan.variants]
+    orders = [order for _, order in plan.groups()]
+    assert all(sorted(key.n_max for key in order) == [0, 2, 3, 4] for order in orders)
+    places = [sum(order.index(key) for order in orders) for key in cells(plan)]
     assert places == [12] * 4, "in eight repeats everybody has the same mean place"
     assert {order[0].depth for order in orders} == {0, 2, 3, 4}
     assert orders[1] == orders[0][::-1]
@@ -80,17 +92,16 @@ def test_plans_that_make_no_sense_are_refused(plan: Any, message: str) -> None:
 
 def test_other_programs_stay_together_before_ours_or_after() -> None:
     plan = Plan((8,), (0, 2, 3), 4, 4, peers=("llama-server", "llama-bench"))
-    peers = [(one.library, one.depth) for one in plan.variants[3:]]
+    peers = [(one.build, one.depth) for one in cells(plan)[3:]]
     assert peers == [*(("llama-server", depth) for depth in (0, 2, 3)), ("llama-bench", 0)]
     assert plan.n_samples == 4 * 7
-    for repeat in range(4):
-        theirs = [one.library != "" for one in plan.order(repeat)]
-        assert theirs == sorted(theirs, reverse=repeat % 2 == 1)
-        assert set(plan.order(repeat)) == set(plan.variants)
     ours = Plan((8,), (0, 2, 3), 4, 4)
-    for repeat in range(4):
-        own = [one for one in plan.order(repeat) if not one.library]
-        assert tuple(own) == ours.order(repeat), "ours take their turns as without them"
+    for (repeat, order), (_, alone) in zip(plan.groups(), ours.groups(), strict=True):
+        theirs = [one.build != "" for one in order]
+        assert theirs == sorted(theirs, reverse=repeat % 2 == 1)
+        assert set(order) == set(cells(plan))
+        own = [one for one in order if not one.build]
+        assert tuple(own) == alone, "ours take their turns as without them"
 
 
 @pytest.mark.parametrize(
@@ -109,13 +120,13 @@ def test_other_programs_are_measured_without_drafts_where_they_have_none(
 ) -> None:
     """Adaptive depth is ours, and llama-bench has no drafts."""
     plan = Plan((8,), (depth,), 4, 1, peers=(peer,))
-    assert [one.depth for one in plan.variants if one.library] == [0]
+    assert [one.depth for one in cells(plan) if one.build] == [0]
 
 
 def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:
     axes = {"ngram": (True, False), "cache_type_k": ("f16", "q8_0"), "p_min": (0.0, 0.5)}
     plan = Plan((5,), (0, 2, "auto"), 1, 1, axes, peers=("llama-server", "llama-bench"))
-    names = [(one.library, one.depth, tuple(one.settings)) for one in plan.variants]
+    names = [(one.build, one.depth, tuple(one.settings)) for one in cells(plan)]
     assert sorted(set(names), key=str) == sorted(
         [
             ("", 0, ("cache_type_k",)),
@@ -127,8 +138,8 @@ def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:
         ],
         key=str,
     )
-    assert len(set(plan.variants)) == len(plan.variants) == 2 + 4 + 8 + 3 * 2
-    last = next(one for one in reversed(plan.variants) if not one.library)
+    assert len({*cells(plan)}) == len(cells(plan)) == 2 + 4 + 8 + 3 * 2
+    last = next(one for one in reversed(cells(plan)) if not one.build)
     assert plan.label(last) == "depth auto, cache type k q8_0, ngram off, p min 0.5"
 
 

@@ -21,7 +21,7 @@ from pyllama_mtp.measure.profile import (
     profile_markdown,
     profile_prompt,
 )
-from pyllama_mtp.measure.records import Profile
+from pyllama_mtp.measure.sample import Profile
 
 #: Of a prompt in two graphs.
 SETTINGS = Settings(n_ctx=256, n_ubatch=64, n_threads=1, checkpoints=0, draft_n_max=2)

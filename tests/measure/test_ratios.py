@@ -20,7 +20,7 @@ from pyllama_mtp.measure.figures import (
     typical,
     typical_ratio,
 )
-from pyllama_mtp.measure.records import Sample
+from pyllama_mtp.measure.sample import Sample
 
 from ..cells import made_cell
 from ..marks import usual

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 from pyllama_mtp.measure.figures import Cell
@@ -47,8 +46,8 @@ CELLS = [cell(0, 2000, 100), cell(3, 1900, 150), cell(2, 500, 50, n_prompt=1024)
 
 
 def with_switches(rows: str, sync: str, prefill: float, **changes: Any) -> Cell:
-    made = cell(3, prefill, 50, **changes)
-    made.settings = {"prompt_rows": rows, "prompt_sync": sync, "hidden": "post-norm"}
+    axes = {"prompt_rows": rows, "prompt_sync": sync, **changes.pop("axes", {})}
+    made = cell(3, prefill, 50, axes=axes, **changes)
     made.samples[0].prompt_sync = {"auto": "kv"}.get(sync, sync)
     made.samples[0].time_s = {"prompt_sync": 0.02}
     return made
@@ -126,7 +125,7 @@ def test_a_machine_that_others_keep_busy_is_said() -> None:
 
 def test_rows_are_in_the_order_of_depth() -> None:
     models = [
-        replace(cell(depth, 1000, 100), model=model, adaptive=depth == 6)
+        cell(depth, 1000, 100, model=model, adaptive=depth == 6)
         for model in ("b.gguf", "a.gguf")
         for depth in (6, 3, 0, 2)
     ]
@@ -146,9 +145,9 @@ def test_eighty_columns_are_enough_for_every_switch() -> None:
     rates = {"synthetic_acceptance": [0.8, 0.7, 0.6]}
     cells = [
         cell(0, 2000, 100),
-        *(with_switches(r, s, 1500, **rates) for r, s in (("all", "full"), ("last", "kv"))),
+        with_switches("all", "full", 1500, **rates),
+        with_switches("last", "kv", 1500, axes={"hidden": "pre-norm"}, **rates),
     ]
-    cells[-1].settings["hidden"] = "pre-norm"
     for chosen in (CELLS, STATES, cells[:2], cells):
         text = printed(chosen, 80)
         lines = text.splitlines()

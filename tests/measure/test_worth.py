@@ -8,17 +8,15 @@ import pytest
 
 from pyllama_mtp.drafting.depth import Costs
 from pyllama_mtp.measure.figures import Cell
-from pyllama_mtp.measure.records import Miss, Sample
+from pyllama_mtp.measure.sample import Miss, Sample
 from pyllama_mtp.measure.worth import (
     acceptance_markdown,
     acceptance_rows,
     advice,
     conditional,
     costs_of,
-    fastest_depths,
     rejected,
     tune_markdown,
-    ubatch_advice,
 )
 
 from ..cells import made_cell, made_sample
@@ -126,7 +124,7 @@ def test_models_and_axes_are_not_mixed() -> None:
     assert "| 2 | 0.50 | 1.50 | 2.00 | 62 | 1.50x | 0.75x | 1.12x |" in shown
     assert "n.gguf\n\nAcceptance" in shown and "costs were not measured" not in shown
     hidden = [{"hidden": "post-norm"}, {"hidden": "pre-norm"}]
-    cells = [asked(1, "code", timed(1, 4, 1, 1, accepted=[4]), settings=one) for one in hidden]
+    cells = [asked(1, "code", timed(1, 4, 1, 1, accepted=[4]), axes=one) for one in hidden]
     assert [row["series"] for row in acceptance_rows(cells)] == ["post-norm", "pre-norm"]
 
 
@@ -177,21 +175,5 @@ def test_rejected_drafts_say_where_they_were() -> None:
 def test_advice_follows_the_costs() -> None:
     cheap = Costs(verify=(0, 1, 1.1, 1.2), draft=(0, 0.05, 0.1))
     assert "use draft_n_max=2" in advice(cheap)
-    ranges = fastest_depths(cheap)
-    assert ranges[0] == (0.0, 0) and [depth for _, depth in ranges] == [0, 1, 2]
     dear = Costs(verify=(0, 1, 2.5), draft=(0, 0.5))
     assert advice(dear).startswith("MTP cannot pay here") and "draft_n_max=0" in advice(dear)
-
-
-@pytest.mark.parametrize(
-    ("speeds", "best"),
-    [((1200, 1210, 1190), 256), ((1020, 1019, 1021), 512), ((1400, 900, 1200), 512)],
-)
-def test_another_ubatch_must_be_faster_beyond_noise(speeds: tuple[int, ...], best: int) -> None:
-    cells = [
-        made_cell(0, [made_sample(512, 2, tps, 1) for tps in own], axes={"n_ubatch": n})
-        for n, own in ((512, (1000, 1001, 999)), (256, speeds))
-    ]
-    text, chosen = ubatch_advice(cells, 512)
-    assert chosen == best and f"256: {sorted(speeds)[1]}" in text
-    assert ubatch_advice(cells[:1], 512)[1] == 512

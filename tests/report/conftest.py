@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from pyllama_mtp.measure.figures import Cell
-from pyllama_mtp.measure.records import Sample, to_line
+from pyllama_mtp.measure.records import to_line
+from pyllama_mtp.measure.sample import Sample
 
 from ..cells import made_cell, made_sample
 from ..cli.conftest import folder, nothing_loads, watched  # noqa: F401 (fixtures)

@@ -120,7 +120,7 @@ def test_cells_of_one_side_only_are_named() -> None:
         {"program": "llama-server"},
         {"prompt_class": "code"},
         {"max_tokens": 65},
-        {"settings": {"prompt_sync": "full"}},
+        {"axes": {"prompt_sync": "full"}},
         {"synthetic_acceptance": [0.5]},
     ],
 )

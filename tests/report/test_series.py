@@ -36,9 +36,9 @@ def test_two_patch_series_of_one_variant() -> None:
 def test_a_switch_is_named_where_it_varies() -> None:
     cells = [
         make_cell(0),
-        make_cell(2, settings={"prompt_rows": "last"}),
-        make_cell(2, settings={"prompt_rows": "all"}),
-        make_cell(2, settings={}),  # from before the switch was there: its default
+        make_cell(2, axes={"prompt_rows": "last"}),
+        make_cell(2, axes={"prompt_rows": "all"}),
+        make_cell(2),  # not varied there: its default
     ]
     assert names(cells) == ["no-MTP", "MTP 2, rows last", "MTP 2, rows all", "MTP 2, rows last"]
     assert series_key(cells[1]) == series_key(cells[3])

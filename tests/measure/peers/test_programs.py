@@ -24,8 +24,8 @@ from pyllama_mtp.measure.peers import (
     parse_timings,
     server_options,
 )
-from pyllama_mtp.measure.records import Sample
 from pyllama_mtp.measure.runner import Task
+from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Sampling, Settings
 
 PLAIN = Settings(n_ctx=256, n_threads=2, draft_n_max=0, cache_type_k="q8_0")

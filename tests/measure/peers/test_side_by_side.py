@@ -10,10 +10,12 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import Plan
-from pyllama_mtp.measure.records import Dropped, Measured, Run, Sample, Skipped
+from pyllama_mtp.measure.records import Dropped, Measured, Run, Skipped
+from pyllama_mtp.measure.request import MatrixRequest
 from pyllama_mtp.measure.runner import Runner, Task
-from pyllama_mtp.measure.schedule import Matrix, MatrixRequest, brief
-from pyllama_mtp.settings import Sampling, Settings
+from pyllama_mtp.measure.sample import Sample
+from pyllama_mtp.measure.schedule import Matrix, brief
+from pyllama_mtp.settings import Settings
 
 from ...cli.conftest import Watched
 from ...fakes import same_methods
@@ -45,9 +47,9 @@ same_methods(Peer, PeerRunner)
 
 def matrix(model: Model, plan: Plan, peer: Any, ours: Runner | None = None, **more: Any) -> Any:
     runners = {"": ours or Runner(model), plan.peers[0]: peer}
-    request = MatrixRequest(plan, Settings(n_threads=1), Sampling(), [], **more)
     run: Any = SimpleNamespace(run="r")
-    return Matrix(model, request, Run(run), runners)
+    settings = Settings(n_threads=1)
+    return Matrix(model, MatrixRequest(**more), plan, settings, Run(run), runners)
 
 
 def kinds(records: Any) -> list[tuple[type, str, int]]:
