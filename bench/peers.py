@@ -24,19 +24,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchkit import ROOT
 
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.peers import PROGRAMS, PeerError, Peers, built
+from pyllama_mtp.measure.peers import BUILD_FOLDER, PROGRAMS, PeerError
 
 sys.path.append(str(ROOT / "patches"))
 
 from pq.series import PatchError, read_series
 
-DEFAULT_FOLDER = ROOT / "build" / "peers"
 SOURCE = ROOT / "bench" / "cmake"
 #: ggml options that decide the speed of the CPU backend, and how its description names them.
 BACKEND_OPTIONS = {
@@ -44,6 +44,38 @@ BACKEND_OPTIONS = {
     "GGML_OPENMP": "OPENMP",
     "GGML_CPU_REPACK": "REPACK",
 }
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A build of upstream's programs.
+
+    Attributes:
+        programs: paths of the programs that are built, by name.
+        info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines,
+            recipe.
+    """
+
+    folder: Path
+    programs: dict[str, Path]
+    info: dict[str, Any]
+
+    @property
+    def missing(self) -> list[str]:
+        """Programs that are not built."""
+        return [name for name in PROGRAMS if name not in self.programs]
+
+
+def built(folder: Path) -> Peers:
+    """The build in `folder`, complete or not."""
+    there = {name: folder / "bin" / name for name in PROGRAMS}
+    programs = {name: path for name, path in there.items() if os.access(path, os.X_OK)}
+    try:
+        info = json.loads((folder / "peers.json").read_text())
+        info |= json.loads((folder / "request.json").read_text())
+    except (OSError, ValueError):
+        programs, info = {}, {}  # half configured: nothing is known about the programs there
+    return Peers(folder, programs, info)
 
 
 def series_stamp() -> str:
@@ -65,7 +97,7 @@ def is_current(peers: Peers, defines: Sequence[str]) -> bool:
 
 
 def build(
-    folder: Path = DEFAULT_FOLDER,
+    folder: Path = BUILD_FOLDER,
     jobs: int | None = None,
     defines: Sequence[str] = (),
     archive: Path | None = None,
@@ -188,7 +220,7 @@ def report(peers: Peers) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description="Build upstream's llama-bench and llama-server.")
-    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="build folder")
+    parser.add_argument("--folder", type=Path, default=BUILD_FOLDER, help="build folder")
     parser.add_argument("--jobs", type=int, metavar="N", help="compiler processes at a time")
     parser.add_argument(
         "--define", action="append", default=[], metavar="NAME=VALUE", help="for CMake; repeatable"

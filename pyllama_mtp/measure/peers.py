@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -298,39 +298,6 @@ _ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
-class Peers:
-    """A build of upstream's programs.
-
-    Attributes:
-        programs: paths of the programs that are built, by name.
-        info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines,
-            recipe (see ``bench/peers.py``).
-    """
-
-    folder: Path
-    programs: dict[str, Path]
-    info: dict[str, Any]
-
-    @property
-    def missing(self) -> list[str]:
-        """Programs that are not built."""
-        return [name for name in PROGRAMS if name not in self.programs]
-
-
-def built(folder: Path | None = None) -> Peers:
-    """The build of ``bench/peers.py`` in `folder`, complete or not; None: BUILD_FOLDER."""
-    folder = folder or BUILD_FOLDER
-    there = {name: folder / "bin" / name for name in PROGRAMS}
-    programs = {name: path for name, path in there.items() if os.access(path, os.X_OK)}
-    try:
-        info = json.loads((folder / "peers.json").read_text())
-        info |= json.loads((folder / "request.json").read_text())
-    except (OSError, ValueError):
-        programs, info = {}, {}  # half configured: nothing is known about the programs there
-    return Peers(folder, programs, info)
-
-
-@dataclass(frozen=True)
 class Installed:
     """A program that is there and runs; `command` starts it.
 
@@ -359,51 +326,31 @@ def find(name: str, folder: str | None = None, *, gpu: bool = True) -> Installed
     Raises:
         PeerError: the program is not installed, or does not run; the message says what to do.
     """
-    path = next(_candidates(name, folder), None)
+    places = [Path(one) for one in (folder, os.environ.get(VARIABLE), BUILD_FOLDER) if one]
+    looked_in = [str(place / part) for place in places for part in ("", "bin")]
+    path = shutil.which(name, path=os.pathsep.join([*looked_in, os.environ.get("PATH", "")]))
     if path is None:
         raise PeerError(f"{name} is not installed: {_OBTAIN}")
-    version, commit = _version(name, path)
-    series = ""
-    if (build := built(path.parent.parent)).programs.get(name) == path:
-        version, commit = "upstream", str(build.info.get("upstream_commit", commit))
-        series = str(build.info.get("series", ""))
-    devices = _devices(name, path) if gpu else []
-    backend = "+".join(sorted({device.rstrip("0123456789") for device in devices})) or "CPU"
-    return Installed((str(path),), Build(name, version, commit, series, backend))
-
-
-def _candidates(name: str, folder: str | None) -> Iterator[Path]:
-    folders = [Path(one) for one in (folder, os.environ.get(VARIABLE)) if one]
-    for place in folders:
-        for path in (place / name, place / "bin" / name):
-            if path.is_file() and os.access(path, os.X_OK):
-                yield path.resolve()
-    if name in (here := built()).programs:
-        yield here.programs[name]
-    if on_path := shutil.which(name):
-        yield Path(on_path).resolve()
+    path = str(Path(path).resolve())
+    said = _ask(name, path, "--version")
+    # "version: 0.6.0-dev (build 11549, commit 0c1e570)", of older ones "version: 6789 (0c1e570)"
+    known = re.search(r"version: (\S+)(?: \((?:build \d+, commit )?(\w+)\))?", said)
+    if not known:
+        raise PeerError(f"{path} does not say its version as {name} does: {said.strip()[:200]!r}")
+    version, commit, series = known[1], known[2] or "", ""
+    with suppress(OSError, ValueError, KeyError):  # the description of a build of bench/peers.py
+        info = json.loads((Path(path).parents[1] / "peers.json").read_text())
+        version, commit, series = "upstream", info["upstream_commit"], info["series"]
+    # lines like "  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)"
+    listed = _ask(name, path, "--list-devices") if gpu else ""
+    devices = {one.rstrip("0123456789") for one in re.findall(r"^  (\w+): ", listed, re.MULTILINE)}
+    backend = "+".join(sorted(devices - {"CPU", "BLAS"})) or "CPU"
+    return Installed((path,), Build(name, version, commit, series, backend))
 
 
 def _ask(name: str, *command: str) -> str:
     with Program(name, command) as program:
         return program.wait(_ANSWER_S) + program.stderr()
-
-
-def _version(name: str, path: Path) -> tuple[str, str]:
-    """Version and commit, from ``version: 0.6.0-dev (build 11549, commit 0c1e570)``, or from
-    ``version: 6789 (0c1e570)`` of older ones.
-    """
-    said = _ask(name, str(path), "--version")
-    version = re.search(r"version: (\S+)(?: \((?:build \d+, commit )?(\w+)\))?", said)
-    if not version:
-        raise PeerError(f"{path} does not say its version as {name} does: {said.strip()[:200]!r}")
-    return version[1], version[2] or ""
-
-
-def _devices(name: str, path: Path) -> list[str]:
-    """The name in each line like ``  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)``."""
-    devices = re.findall(r"^  (\w+): ", _ask(name, str(path), "--list-devices"), re.MULTILINE)
-    return [device for device in devices if not device.startswith(("CPU", "BLAS"))]
 
 
 # -- llama-server ----------------------------------------------------------------------------------
