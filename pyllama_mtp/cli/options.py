@@ -440,12 +440,3 @@ def open_model(
         print(f"{PROGRAM}: the MTP head is in {model.info.head}", file=sys.stderr)
     with model:
         yield model
-
-
-def depth_for(model: Model, depth: int) -> int:
-    """The drafts per round: `depth`, or the most of the model; says so on stderr."""
-    most = model.info.most_drafts
-    if most is None or depth <= most:
-        return depth
-    print(f"{PROGRAM}: {model.info.fewer_drafts}", file=sys.stderr)
-    return most
