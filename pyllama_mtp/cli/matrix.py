@@ -31,7 +31,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -448,27 +447,15 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
 
 
 def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
-    """Tell the user which repeats the time budget left out, by prompt size."""
-    from pyllama_mtp.measure.text import size_name
-
+    """Tell the user how much the time budget left out."""
     if not matrix.dropped or request.budget_s is None:
         return
-    plan, several = matrix.plan, len(matrix.plan.classes) > 1
-    left_out = Counter(
-        (*keys[0].kind, at)
-        for repeat, keys in matrix.dropped
-        for at in sorted({key.n_context for key in matrix.to_do(repeat, keys)})
-    )
-    parts = [
-        f"{size_name(size, at)}{f' {prompt_class}' if several else ''} "
-        f"({n} of {plan.repeats_of(size, prompt_class)} repeats)"
-        for (size, prompt_class, at), n in left_out.items()
-    ]
     # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
-    resumes = request.output and not plan.stop_at_end
+    resumes = request.output and not matrix.plan.stop_at_end
     say(
-        f"left out for the budget of {duration(request.budget_s)}: prompt {', '.join(parts)}; "
-        f"{'--resume with more time' if resumes else 'more time'} measures them"
+        f"the budget of {duration(request.budget_s)} left out {matrix.n_to_do} of "
+        f"{matrix.plan.n_samples} samples; {'--resume with more time' if resumes else 'more time'} "
+        "measures them"
     )
 
 

@@ -157,8 +157,6 @@ def run_matrix(
         run, new = _begin(request, header, records, say)
         runners_of = {**runners, **peers}
         matrix = Matrix(model, request, plan, settings, run, runners_of, profilers, imaging)
-        if needed := matrix.needs():
-            say(needed)
         matrix.check()
         keep = [records.add]
         if request.output:

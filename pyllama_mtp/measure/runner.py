@@ -17,7 +17,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from multiprocessing.connection import Connection
@@ -139,7 +139,9 @@ class SideBySide(Protocol):
     def advance(self, number: int, goal: int) -> int: ...
     def finish(self, number: int) -> tuple[Sample, dict[str, int]]: ...
 
-    def check(self, settings: Settings, n_sequences: int = 1) -> None:
+    def check(
+        self, settings: Settings, n_sequences: int = 1, filled: Settings | None = None
+    ) -> None:
         return
 
     def read(self, number: int, end: int) -> None:
@@ -166,14 +168,19 @@ class Runner:
         self._filled: dict[str, Session] = {}
         self._copy: tuple[str, int, ProcessedPrompt] | None = None
 
-    def check(self, settings: Settings, n_sequences: int = 1) -> None:
-        """Open and close a session.
+    def check(
+        self, settings: Settings, n_sequences: int = 1, filled: Settings | None = None
+    ) -> None:
+        """Open and close a session. `filled`: of the one that fills its context, open meanwhile.
 
         Raises:
             UsageError: settings that this library or model cannot do, or not with images.
-            InsufficientMemoryError: the session does not fit into memory.
+            InsufficientMemoryError: the sessions do not fit into memory.
         """
-        with self._open(settings, n_sequences) as session:
+        with ExitStack() as sessions:
+            if filled:
+                sessions.enter_context(self._open(filled, 1))
+            session = sessions.enter_context(self._open(settings, n_sequences))
             if self._imaging:
                 prompt: Any = self._imaging.alone
                 session.generate([prompt] if n_sequences > 1 else prompt, max_tokens=1)

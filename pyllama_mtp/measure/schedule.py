@@ -39,10 +39,8 @@ from pyllama_mtp.measure.records import (
     now,
 )
 from pyllama_mtp.measure.request import MatrixRequest, without_folders
-from pyllama_mtp.measure.runner import KEPT, LONG_FILLING_S, SideBySide, Task, filling
+from pyllama_mtp.measure.runner import KEPT, SideBySide, Task, filling
 from pyllama_mtp.measure.sample import Profile, Sample
-from pyllama_mtp.measure.text import counted
-from pyllama_mtp.memory import HOST, gigabytes, resolve, simulate
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
@@ -135,12 +133,13 @@ class Matrix:
         }
 
     def check(self) -> None:
-        """Make the shortest prompts and open a session of every way to measure, so that a run fails
-        before it begins, not half-way.
+        """Make the shortest prompts and open a session of every way to measure, beside the one that
+        fills its context, so that a run fails before it begins, not half-way.
 
         Raises:
             UsageError: settings that this library or model cannot do; the message names them. A
                 class of prompts that needs more tokens than the smallest size.
+            InsufficientMemoryError: the longest context cannot be filled.
         """
         shortest = min(filter(None, self.plan.sizes), default=0)
         for repeat, keys in self._groups:
@@ -151,57 +150,18 @@ class Matrix:
         for key in dict.fromkeys(replace(one, n_prompt=least, prompt_class="") for one in todo):
             if key.n_context < longest:
                 continue
+            filled = self._filling(self.plan.filler(key)) if longest else None
             try:
-                self._runners[key.build].check(self._cell_settings(key), key.n_sequences)
+                check = self._runners[key.build].check
+                check(self._cell_settings(key), key.n_sequences, filled)
             except UsageError as error:
                 raise UsageError(f"{self.plan.label(key)}: {error}") from None
-            except InsufficientMemoryError:
-                pass  # the cell says so, and the others are measured
-
-    def needs(self) -> str:
-        """The memory that filled contexts need, in words; "" where contexts are empty.
-
-        Raises:
-            InsufficientMemoryError: the longest one, with the session that is measured after it.
-        """
-        plan, longest = self.plan, self.plan.contexts[-1]
-        if not (longest and self.n_to_do):
-            return ""
-        ours = (key for key in plan.cells(*plan.kinds()[0]) if key.build not in plan.peers)
-        ways = {key.way: key for key in ours if key.n_context == longest}.values()
-        settings = [self._cell_settings(key) for key in ways]
-        fillings = {key: self._filling(plan.filler(key)) for key in ways}
-        filled = [*{(key.build, repr(its)): its for key, its in fillings.items()}.values()]
-        with self._model.without_memory() as twin:
-            each = [simulate(twin, resolve(one, twin)) for one in (*filled, *settings)]
-        needed = []
-        for memories in zip(*each, strict=True):
-            own = [one.total - one.parts["weights"] for one in memories]
-            total = sum(own[: len(filled)]) + max(own[len(filled) :])
-            name, free = memories[0].name, memories[0].free
-            if name == HOST:  # a state on its way, and what is left of it without MTP
-                state = max(sum(one.parts["target_context"] for one in way) for way in each)
-                total += state * (1 + (len(filled) < len(settings)))
-            needed.append(f"{gigabytes(total)} of {name}")
-            if total > free:
-                raise InsufficientMemoryError(
-                    f"contexts of {longest:,} tokens need {needed[-1]} ({len(filled)} to "
-                    f"fill and one to measure), and {gigabytes(free)} are available; use "
-                    "shorter ones (--at), a smaller cache type (q8_0, q4_0) or fewer axes"
-                )
-        kept = ""
-        if self._kept:
-            n_bytes = sum(
-                sum(one.parts["target_context"] for one in way) for way in each[: len(filled)]
-            )
-            kept = (
-                f"; where filling takes {LONG_FILLING_S:.0f} s, up to {gigabytes(2 * n_bytes)} on "
-                "disk for --resume, until it is complete"
-            )
-        return (
-            f"contexts of up to {longest:,} tokens, filled {counted(len(filled), 'time')} per "
-            f"repeat: at least {', '.join(needed)}{kept}"
-        )
+            except InsufficientMemoryError as error:
+                if longest:  # else the cell says so, and the others are measured
+                    raise InsufficientMemoryError(
+                        f"a context of {longest:,} tokens cannot be filled: {error}; use shorter "
+                        "ones (--at), a smaller cache type (q8_0, q4_0) or fewer axes"
+                    ) from None
 
     def remove_contexts(self) -> None:
         """Remove the files of filled contexts, once nothing is left to be measured."""

@@ -78,7 +78,7 @@ def test_a_whole_run_is_written_and_shown_again(in_process: Program, tmp_path: P
 def test_says_what_the_budget_left_out(in_process: Program) -> None:
     done = in_process(*QUICK, "--classes", "code", "--prompts-per-class", "3", "--budget", ".01s")
     said = done.stderr.decode()
-    assert "prompt as is (2 of 3 repeats); more time measures them" in said
+    assert "left out 4 of 6 samples; more time measures them" in said
 
 
 def test_reads_any_matrix(in_process: Program, tmp_path: Path) -> None:

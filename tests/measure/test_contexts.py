@@ -154,8 +154,6 @@ def test_matrix_at(watched: Watched, cli: Cli) -> None:
     watched.script[5] = interrupt  # the second length, no MTP is warmed up: 4
     result = cli(*AT, "--repeat", "1")
     assert result.code == 130 and "samples in matrix.jsonl: 2" in result.err
-    assert "contexts of up to 512 tokens, filled 1 time per repeat: at least 0.0" in result.err
-    assert " GB of host memory; where filling takes 120 s, up to " in result.err
     watched.log.clear()
     result = cli(*AT, "--repeat", "1", "--resume", "--format", "markdown")
     assert result.code == 0 and "2 of 4 samples are there" in result.err
@@ -210,8 +208,7 @@ def test_a_length_that_does_not_fit_is_refused_before_anything_runs(
     assert "given by --at" in cli(*SMALL, "--axis", "n-context=512").err
     monkeypatch.setattr("pyllama_mtp.memory.available_memory", lambda: 10**7)
     result = cli(*AT)
-    assert result.code == 2 and "contexts of 512 tokens need 0.0" in result.err
-    assert "(1 to fill and one to measure), and 0.01 GB" in result.err
+    assert result.code == 2 and "a context of 512 tokens cannot be filled" in result.err
     assert not Path("matrix.jsonl").exists()
 
 
