@@ -523,22 +523,33 @@ class PeerRunner(SideBySide):
     no process is left running after a sample.
 
     Args:
-        peer: the program, or the error for which there is none.
+        name, folder: see :func:`find`; there is a GPU unless `n_gpu_layers` is 0.
         model, n_gpu_layers, head, mmproj: see :class:`.PeerOptions`.
         picture: of prompts with an image.
+
+    Attributes:
+        build: of the program.
+        missing: why there is no program, or None; no sample can be measured then.
     """
 
     def __init__(
         self,
-        peer: Installed | PeerError,
+        name: str,
+        folder: str | None,
         model: str,
         n_gpu_layers: int,
         head: str = "",
         mmproj: str = "",
         picture: Picture | None = None,
     ) -> None:
-        self._peer, self._model = peer, (model, n_gpu_layers, head, mmproj)
-        self._picture = picture
+        self._model, self._picture = (model, n_gpu_layers, head, mmproj), picture
+        self.build = Build(name, "", "", "", "")
+        self.missing: PeerError | None = None
+        try:
+            self._peer = find(name, folder, gpu=n_gpu_layers != 0)
+            self.build = self._peer.build
+        except PeerError as error:
+            self.missing = error
 
     def begin(self, number: int, task: Task) -> None:
         """Measure the whole sample.
@@ -546,15 +557,15 @@ class PeerRunner(SideBySide):
         Raises:
             PeerError: there is no program, it failed, or its output cannot be read.
         """
-        if isinstance(self._peer, PeerError):
-            raise self._peer
+        if self.missing:
+            raise self.missing
         options = PeerOptions(task.settings, *self._model)
         self._sample = measure(self._peer, options, task, self._picture)
         measured = (self._sample.n_prompt, self._sample.n_generated)
         wanted = (len(task.prompts[0]) - task.n_context, task.max_tokens)
         if measured != wanted:
             raise OutputError(
-                f"{self._peer.build.program} processed {measured[0]} tokens and generated "
+                f"{self.build.program} processed {measured[0]} tokens and generated "
                 f"{measured[1]}, where {wanted[0]} and {wanted[1]} were asked for"
             )
 

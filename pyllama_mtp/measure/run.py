@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pyllama_mtp import machine
 from pyllama_mtp import settings as settings_module
 from pyllama_mtp.measure.images import Imaging
-from pyllama_mtp.measure.peers import PeerError, PeerRunner, find
+from pyllama_mtp.measure.peers import PeerRunner
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import (
     Build,
@@ -34,7 +34,7 @@ from pyllama_mtp.measure.records import (
     run_to_resume,
 )
 from pyllama_mtp.measure.request import MatrixRequest, without_folders
-from pyllama_mtp.measure.runner import LibraryProcess, Runner, SideBySide
+from pyllama_mtp.measure.runner import LibraryProcess, Runner
 from pyllama_mtp.measure.schedule import OWN_SETTINGS, Matrix, MatrixEvent
 from pyllama_mtp.measure.text import counted
 from pyllama_mtp.measure.verdict import slow_types_of
@@ -150,13 +150,21 @@ def run_matrix(
         if request.picture:
             imaging = stack.enter_context(Imaging(model, request.picture, settings.threads))
             plan = replace(plan, image=imaging.file)
-        runners, builds = _libraries(request, plan, settings, model, imaging, build, stack)
-        profilers = {name: one.profile for name, one in runners.items()} if request.profile else {}
-        peers = _peers(request, model, imaging, n_gpu_layers, builds, say)
+        runners = _runners(request, plan, settings, model, imaging, stack)
+        builds, profilers = {plan.libraries[0]: build}, {}
+        for name, runner in runners.items():
+            if isinstance(runner, PeerRunner):
+                builds[name] = runner.build
+                if runner.missing:
+                    say(f"{runner.missing}; the others are measured")
+                continue
+            if isinstance(runner, LibraryProcess):
+                builds[name] = runner.loaded()
+            if request.profile:
+                profilers[name] = runner.profile
         header = make_header(model, library, request, plan, settings, builds)
         run, new = _begin(request, header, records, say)
-        runners_of = {**runners, **peers}
-        matrix = Matrix(model, request, plan, settings, run, runners_of, profilers, imaging)
+        matrix = Matrix(model, request, plan, settings, run, runners, profilers, imaging)
         matrix.check()
         keep = [records.add]
         if request.output:
@@ -190,50 +198,27 @@ def _choose_threads(model: Model, request: MatrixRequest, say: Callable[[str], N
     return dataclasses.replace(request.settings, n_threads=threads)
 
 
-def _libraries(
+def _runners(
     request: MatrixRequest,
     plan: Plan,
     settings: Settings,
     model: Model,
     imaging: Imaging | None,
-    build: Build,
     stack: ExitStack,
-) -> tuple[dict[str, Runner | LibraryProcess], dict[str, Build]]:
-    """The runner and the build of each library: the first in this process, others in their own."""
-    labels = plan.libraries
-    runners: dict[str, Runner | LibraryProcess] = {labels[0]: Runner(model, imaging)}
-    stack.callback(runners[labels[0]].close)
-    builds = {labels[0]: build}
-    for label, name in zip(labels[1:], request.libraries[1:], strict=True):
+) -> dict[str, Runner | LibraryProcess | PeerRunner]:
+    """By the plan's names: the first library in this process, others and other programs in their
+    own."""
+    path, picture = str(model.path), request.picture
+    runners: dict[str, Runner | LibraryProcess | PeerRunner]
+    runners = {plan.libraries[0]: stack.enter_context(closing(Runner(model, imaging)))}
+    for label, name in zip(plan.libraries[1:], request.libraries[1:], strict=True):
         options = {**request.placement, "mtp": any(plan.depths)}
-        picture, n_threads = request.picture, settings.threads
-        process = LibraryProcess(name, label, str(model.path), picture, n_threads, **options)
-        stack.enter_context(closing(process))
-        runners[label], builds[label] = process, process.loaded()
-    return runners, builds
-
-
-def _peers(
-    request: MatrixRequest,
-    model: Model,
-    imaging: Imaging | None,
-    n_gpu_layers: int,
-    builds: dict[str, Build],
-    say: Callable[[str], None],
-) -> dict[str, SideBySide]:
-    """The runners of other programs; their builds are added to `builds`. A missing program is named
-    now, and in the table."""
-    runners: dict[str, SideBySide] = {}
-    mmproj = str(imaging.mmproj) if imaging else ""
-    files = str(model.path), n_gpu_layers, model.info.head, mmproj, request.picture
-    for name in request.plan.peers:
-        try:
-            peer = find(name, request.peer_dir, gpu=n_gpu_layers != 0)
-            runners[name], builds[name] = PeerRunner(peer, *files), peer.build
-        except PeerError as error:
-            say(f"{error}; the others are measured")
-            runners[name] = PeerRunner(error, *files)
-            builds[name] = Build(name, "", "", "", "")
+        process = LibraryProcess(name, label, path, picture, settings.threads, **options)
+        runners[label] = stack.enter_context(closing(process))
+    n_gpu_layers = request.placement.get("n_gpu_layers", -1)
+    files = path, n_gpu_layers, model.info.head, str(imaging.mmproj) if imaging else "", picture
+    for name in plan.peers:
+        runners[name] = PeerRunner(name, request.peer_dir, *files)
     return runners
 
 

@@ -18,7 +18,7 @@ from pyllama_mtp import Model, Settings, bench
 from pyllama_mtp.chats.images import Pixels
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.images import ImageText, Imaging, Picture
-from pyllama_mtp.measure.peers import PeerError, PeerRunner, find
+from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import ImageFile
 from pyllama_mtp.measure.prompts import Prompts
 from pyllama_mtp.measure.runner import LibraryProcess, Runner, Task
@@ -157,7 +157,7 @@ def test_llama_server_gets_the_same_pixels_and_text(peers: Any, mmproj: Path) ->
     image = pytest.importorskip("PIL.Image")
     picture = Picture.read(PIXELS, mmproj)
     prompt = ImageText("x" * 100, 115)
-    runner = PeerRunner(find("llama-server"), "m.gguf", 0, "", str(mmproj), picture)
+    runner = PeerRunner("llama-server", None, "m.gguf", 0, "", str(mmproj), picture)
     runner.begin(0, replace(task(prompt), warm_up=23))
     sample = runner.finish(0)[0]
     assert sample.n_prompt == 115 and sample.prompt_tps == sample.prefill_tps
@@ -190,6 +190,6 @@ def test_prompts_are_compared_with_the_time_to_encode_on_both_sides() -> None:
 
 def test_llama_bench_takes_none(peers: Any, mmproj: Path) -> None:
     picture = Picture.read(PIXELS, mmproj)
-    runner = PeerRunner(find("llama-bench"), "m.gguf", 0, "", str(mmproj), picture)
+    runner = PeerRunner("llama-bench", None, "m.gguf", 0, "", str(mmproj), picture)
     with pytest.raises(PeerError, match="llama-bench takes no images"):
         runner.begin(0, task(ImageText("x", 20)))

@@ -44,7 +44,7 @@ def none_is_left(
 
 
 def measured(name: str, task: Task = TASK, n_gpu_layers: int = 0) -> Sample:
-    runner = PeerRunner(find(name), "m.gguf", n_gpu_layers)
+    runner = PeerRunner(name, None, "m.gguf", n_gpu_layers)
     runner.check(task.settings)
     runner.begin(4, task)
     runner.read(4, 50)

@@ -64,7 +64,7 @@ def test_none_of_our_sessions_is_open_meanwhile(demo: Model, watched: Watched) -
 
 
 def test_what_is_not_installed_takes_nothing_from_the_budget(
-    demo: Model, monkeypatch: pytest.MonkeyPatch
+    demo: Model, no_peers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(
@@ -78,7 +78,7 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
             super().begin(number, task)
 
     plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",), prompt_step=4)
-    peer = PeerRunner(PeerError("not installed"), "m.gguf", -1)
+    peer = PeerRunner("llama-bench", None, "m.gguf", -1)
     ours = OneSecond(demo)
     records = [*matrix(demo, plan, peer, ours, budget_s=4.5).run()]
     found = kinds(record for record in records if not isinstance(record, Dropped))
