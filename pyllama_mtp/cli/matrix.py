@@ -91,8 +91,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N|auto,...",
         help="drafts per round. 0 is no MTP, with which the others are compared; 'auto' is the "
         "driver's default: as many as pay, learned anew in every sample (default: "
-        f"{','.join(map(str, DEPTHS))}, as far as --synthetic-acceptance has rates for them; 0 for "
-        "a model without an MTP head)",
+        f"{','.join(map(str, DEPTHS))}, as far as --synthetic-acceptance has rates for them; for a "
+        "model without an MTP head 0,auto, with drafts from the text)",
     )
     options.add_parts(group, "ngram")
     group.add_argument(
@@ -337,6 +337,8 @@ def _picture(args: argparse.Namespace) -> Picture | None:
         return None
     if args.mmproj == "none":
         raise UsageError("--image needs an encoder, which --mmproj none leaves out")
+    if args.profile:
+        raise UsageError("--profile times prompts of text; leave --image out")
     return Picture.read(Path(args.image), args.mmproj)
 
 
@@ -404,8 +406,7 @@ def measure(
     from pyllama_mtp.measure.run import run_matrix
 
     native.load(request.libraries[0] or None)
-    fallback = "only depth 0 is measured"
-    with options.open_model(args, mtp=request.mtp, without=without, fallback=fallback) as model:
+    with options.open_model(args, mtp=request.mtp, without=without) as model:
 
         @contextmanager
         def watch(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:

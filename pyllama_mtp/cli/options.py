@@ -403,7 +403,7 @@ def placement(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def open_model(
-    args: argparse.Namespace, mtp: bool | None = None, *, without: str = "", fallback: str = ""
+    args: argparse.Namespace, mtp: bool | None = None, *, without: str = ""
 ) -> Iterator[Model]:
     """The model of the options, with a progress bar on stderr while it loads.
 
@@ -411,7 +411,6 @@ def open_model(
         mtp: whether to load the MTP head. None: if there is a usable one; says so on stderr if not.
         without: the option that turns MTP off, for the error when the file has no head. "": mtp and
             this option are those of --draft-n-max.
-        fallback: what the command does without a head, for stderr; empty: drafts from the text.
     """
     from pyllama_mtp import Model
 
@@ -434,7 +433,7 @@ def open_model(
     if mtp is None and not model.has_mtp:
         ngram = getattr(args, "ngram", True)
         drafts = "drafts come from the text itself where that pays"
-        then = fallback or (drafts if ngram else "nothing is drafted")
+        then = drafts if ngram else "nothing is drafted"
         print(f"{PROGRAM}: {model.info.why_no_mtp}; {then}", file=sys.stderr)
     if model.info.head and args.head is None:
         print(f"{PROGRAM}: the MTP head is in {model.info.head}", file=sys.stderr)

@@ -46,8 +46,8 @@ class MatrixRequest:
         sizes: of prompts, in tokens; see :class:`.Plan`, as for what is not explained here. None:
             SIZES, or with `n_context` FILLED_SIZES.
         fewer_sizes: sizes beyond the model's context are left out, as the usual ones are.
-        depths: None: DEPTHS, as far as there are imposed rates for them; without an MTP head only
-            0 is measured.
+        depths: None: DEPTHS, as far as there are imposed rates for them; without an MTP head 0 and
+            "auto", with drafts from the text.
         classes: None: the image where there is one; text; for filled contexts source, of which
             there is enough, so that short and long ones hold the same kind.
         axes: values of fields of `Settings` and of OWN_AXES, by name.
@@ -133,11 +133,8 @@ class MatrixRequest:
                 axes.setdefault(name, (value,))
         self.plan = self._plan(axes)
         self._check_libraries()
-        if self.profile and (self.picture or self.plan.contexts[-1]):
-            what = (
-                "an empty context; leave --at" if self.plan.contexts[-1] else "text; leave --image"
-            )
-            raise UsageError(f"--profile times prompts of {what} out")
+        if self.profile and self.plan.contexts[-1]:
+            raise UsageError("--profile times prompts in an empty context; leave --at out")
         if self.resume:
             if self.output is None:
                 raise UsageError("--resume needs the file of the run; leave --no-output out")
@@ -148,10 +145,12 @@ class MatrixRequest:
     @property
     def mtp(self) -> bool | None:
         """Whether the model needs an MTP head; None: it is used if there is one."""
-        return None if self.depths is None else any(self.plan.depths)
+        if self.depths is None or (not any(self.plan.fixed_depths) and "auto" in self.plan.depths):
+            return None
+        return any(self.plan.depths)
 
     def _plan(self, axes: dict[str, tuple[Any, ...]]) -> Plan:
-        filled, image = "n_context" in axes, self.picture and self.picture.file
+        filled, image = "n_context" in axes, self.picture.file if self.picture else None
         usual_class = IMAGE if image else "source" if filled else "text"
         classes = _several("classes", self.classes, (usual_class,), "('text', 'code')")
         own = {question.kind for question in self.questions}
@@ -229,14 +228,18 @@ class MatrixRequest:
 
     def plan_for(self, model: Model, variant: str, say: Callable[[str], None]) -> Plan:
         """The plan of a loaded model: what its context holds, and no depth above its limit, which
-        would be measured twice. `variant`: of the library that is loaded.
+        would be measured twice; without an MTP head no MTP and drafts from the text. `variant`: of
+        the library that is loaded.
 
         Raises:
             UsageError: as of :meth:`fitting_sizes`.
         """
         depths: tuple[int | str, ...] = self.plan.depths
-        if self.depths is None and not model.has_mtp:
-            depths = (0,)
+        axes = self.plan.axes
+        if not model.has_mtp:
+            ngram = any(axes.get("ngram", (self.settings.ngram,)))
+            depths = depths if self.depths is not None else (0, "auto") if ngram else (0,)
+            axes = {name: values for name, values in axes.items() if name not in SWITCHES}
         if most := model.info.most_drafts:
             possible = tuple(min(one, most) if isinstance(one, int) else one for one in depths)
             if possible != depths:
@@ -246,6 +249,7 @@ class MatrixRequest:
             self.plan,
             sizes=self.fitting_sizes(model.n_ctx_train),
             depths=depths,
+            axes=axes,
             libraries=(self.plan.libraries[0] or variant, *self.plan.libraries[1:]),
         )
 

@@ -17,7 +17,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from multiprocessing.connection import Connection
@@ -177,10 +177,8 @@ class Runner:
             UsageError: settings that this library or model cannot do, or not with images.
             InsufficientMemoryError: the sessions do not fit into memory.
         """
-        with ExitStack() as sessions:
-            if filled:
-                sessions.enter_context(self._open(filled, 1))
-            session = sessions.enter_context(self._open(settings, n_sequences))
+        filling = self._open(filled, 1) if filled else nullcontext()
+        with filling, self._open(settings, n_sequences) as session:
             if self._imaging:
                 prompt: Any = self._imaging.alone
                 session.generate([prompt] if n_sequences > 1 else prompt, max_tokens=1)

@@ -366,8 +366,8 @@ class Matrix:
 
     def _cell_settings(self, key: Key) -> Settings:
         """The settings of one cell; :class:`.MatrixRequest` says which fields are replaced."""
-        own = {"synthetic_acceptance": self._settings.synthetic_acceptance, **SWITCHES}
-        own |= key.settings
+        own: dict[str, Any] = {"synthetic_acceptance": self._settings.synthetic_acceptance}
+        own |= {**SWITCHES, **key.settings}
         if own["synthetic_acceptance"] and not key.adaptive:
             own["synthetic_acceptance"] = own["synthetic_acceptance"][: key.n_max] or None
         vocabulary = own["draft_vocab"]

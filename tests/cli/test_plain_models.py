@@ -45,11 +45,14 @@ def test_matrix(in_process: Program, llama: str, tmp_path: Path) -> None:
     done = in_process(
         "matrix", "-m", llama, *small, "--rows", "last,all", "--output", "usual.jsonl"
     )
-    assert b"pyllama-mtp: the model has no MTP head; only depth 0 is measured\n" in done.stderr
-    assert [cell.n_max for cell in read_cells(str(tmp_path / "usual.jsonl"))] == [0]
-    done = in_process("matrix", "-m", llama, *small, "--depths", "0,auto", code=2)
+    assert b"pyllama-mtp: the model has no MTP head; drafts come from the text" in done.stderr
+    depths = [cell.key.depth for cell in read_cells(str(tmp_path / "usual.jsonl"))]
+    assert depths == [0, "auto"], "switches of MTP are no axes of it"
+    done = in_process("matrix", "-m", llama, *small, "--depths", "0,2,auto", code=2)
     assert b"give --depths 0" in done.stderr
-    assert [cell.n_max for cell in bench.matrix(llama, sizes=32, max_tokens=8, repeat=1)] == [0]
+    few = {"sizes": 32, "max_tokens": 8, "repeat": 1}
+    assert [cell.key.depth for cell in bench.matrix(llama, **few)] == [0, "auto"]
+    assert [cell.n_max for cell in bench.matrix(llama, **few, ngram=False)] == [0]
 
 
 def test_inspect(in_process: Program, tmp_path: Path, llama: str) -> None:

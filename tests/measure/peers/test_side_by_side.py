@@ -80,7 +80,7 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
     plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",), prompt_step=4)
     peer = PeerRunner("llama-bench", None, "m.gguf", -1)
     ours = OneSecond(demo)
-    records = [*matrix(demo, plan, peer, ours, budget_s=4.5).run()]
+    records = [*matrix(demo, plan, peer, ours, budget_s=3.5).run()]
     found = kinds(record for record in records if not isinstance(record, Dropped))
     assert found.count((Measured, "", 0)) == 4
     assert found.count((Skipped, "llama-bench", 0)) == 1
