@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.measure.figures import typical_ratio
+from pyllama_mtp.measure.intervals import typical_ratio
 from pyllama_mtp.measure.text import to_markdown
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.settings import available_threads

@@ -24,11 +24,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from benchkit import results
 from benchkit.model import model_file
 
-from pyllama_mtp.measure.figures import resampled
+from pyllama_mtp.measure.intervals import typical_ratio
 from pyllama_mtp.settings import available_threads
 
 SIDES = ("old", "new")
@@ -168,13 +167,11 @@ def measure(args: argparse.Namespace, model: Path, plan: dict[str, Any]) -> dict
 
 
 def ratio(starts: list[Turns], kind: str) -> str:
-    """New to old: of the medians over all turns, and 95 % of it when starts are drawn again."""
-    old, new = (
-        np.array([[one[f"{side}_{kind}"] for one in turns] for turns in starts]) for side in SIDES
-    )
-    medians = [np.median(side[resampled(len(starts))], axis=(1, 2)) for side in (old, new)]
-    low, high = np.percentile(medians[1] / medians[0], (2.5, 97.5))
-    return f"{np.median(new) / np.median(old):.3f} ({low:.3f} to {high:.3f})"
+    """New to old: the typical ratio of the medians of each start's turns, and its interval."""
+    pairs = [[median(one[f"{side}_{kind}"] for one in turns) for side in SIDES] for turns in starts]
+    found = typical_ratio([new / old for old, new in pairs])
+    interval = f" ({found.low:.3f} to {found.high:.3f})" if found.low and found.high else ""
+    return f"{found.value:.3f}{interval}"
 
 
 def markdown(result: dict[str, Any]) -> str:

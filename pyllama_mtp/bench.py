@@ -154,7 +154,7 @@ class Results:
 
         Args:
             kind: "prefill", "decode" (tokens per second against prompt size), "prefill-ratio",
-                "decode-ratio" (to no MTP), or "acceptance" (against draft position).
+                "decode-ratio" (to no MTP), "acceptance" (against draft position), or "models".
             ax: matplotlib axes to draw into; None makes a figure with pyplot.
 
         Raises:

@@ -11,7 +11,8 @@ from pathlib import Path
 from benchkit.results import project_commit
 from pyllama_mtp import bench
 from pyllama_mtp.files import write_whole
-from pyllama_mtp.measure.figures import OURS, Cell, Figure, Ratio, ratio_to, ratio_to_plain
+from pyllama_mtp.measure.figures import OURS, Cell, Figure, ratio_to, ratio_to_plain
+from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.records import read_file
 from pyllama_mtp.measure.text import size_name, speed_words, to_markdown
 

@@ -32,7 +32,7 @@ from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Settings
 if TYPE_CHECKING:
     from pyllama_mtp import Generation, Model, Pair, Sampling, Session
     from pyllama_mtp.llama.vision import ImagePrompt, Vision
-    from pyllama_mtp.measure.figures import Ratio
+    from pyllama_mtp.measure.intervals import Ratio
 
 #: The answer's speed against no MTP: parts of it, plain steps for each, and most seconds of them.
 PARTS, STEPS, MOST_S = 4, 4, 4.0
@@ -246,7 +246,7 @@ def _speed_up(
     Args:
         marks: see :func:`stream`.
     """
-    from pyllama_mtp.measure.figures import typical_ratio
+    from pyllama_mtp.measure.intervals import typical_ratio
     from pyllama_mtp.measure.text import ENOUGH_TOKENS
 
     t, ids = generation.telemetry, [*prompt, *generation.tokens]

@@ -39,20 +39,15 @@ class Compare:
     """Compare two files of 'pyllama-mtp matrix', or two library variants in one file,
     cell by cell. Exit with 1 if something got slower than the threshold allows.
 
-    The same measurement on both sides is compared repeat by repeat. 'ratio' is the
-    estimate of NEW / OLD (a kind of median); above 1 is faster. The intervals are
-    wide enough that comparing a thing with itself reports a difference at most once
-    in 20 times, however many cells there are. A line is 'slower' if its ratio is at
-    or past the threshold and its whole interval lies below 1. It is 'unclear' if
-    the ratio is past the threshold, but noise can be the reason: measure with more
-    repeats. To find a slow-down of 5 %, leave the threshold at 3 % and take 7
-    repeats or more.
+    Sample by sample, NEW is divided by OLD; above 1 is faster. A line is SLOWER if
+    its ratio is past the threshold and its whole interval below 1: noise alone does
+    that in at most one of 20 comparisons. It is 'unclear' if the ratio is past the
+    threshold, but noise can be the reason. To find a slow-down of 5 %, leave the
+    threshold at 3 % and take 7 repeats or more.
 
     Two files are from different times, so their speeds also depend on how busy the
-    machine was. --ratios compares the ratios to no MTP, in which that cancels out.
-    It also cancels out if both library variants are measured in one interleaved
-    run ('pyllama-mtp matrix --variants upstream,patched'): give its file and
-    --variants.
+    machine was. --ratios compares the ratios to no MTP, which do not. Neither do
+    two variants in the file of one run, given with --variants.
 
     Exit codes: 0 nothing is slower, 1 something is, 2 the comparison failed.
 
@@ -129,10 +124,10 @@ class Report:
     'pyllama-mtp matrix' wrote.
 
     Writes index.html, one page that needs no network and no other file; every plot
-    as SVG and PNG (prefill and decode against prompt size, their ratios to no MTP,
-    acceptance by draft position); tables.md and tables.csv. Each model, machine and
-    class of prompts has a section. If a cell was measured more than once, the last
-    measurement counts.
+    as SVG (prefill and decode against prompt size, their ratios to no MTP,
+    acceptance by draft position, and a chart over several models); tables.md and
+    tables.csv. Each model, machine and class of prompts has a section. If a cell was
+    measured more than once, the last measurement counts.
 
     The plots need matplotlib: pip install 'pyllama-mtp[report]'
 

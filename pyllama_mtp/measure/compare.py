@@ -3,9 +3,9 @@ for a terminal (rich) and as Markdown.
 
 Sample r of a cell is compared with sample r of the same cell on the other side: both have the same
 text, and in one interleaved run they are measured next to each other. The figure is the estimate
-from these ratios NEW / OLD (:func:`.figures.typical`). Two files are from different times, so their
-speeds depend on how fast the machine was then; ratios to no MTP do not: `ratios=True` compares
-these.
+from these ratios NEW / OLD (:func:`.intervals.typical_ratios`). Two files are from different times,
+so their speeds depend on how fast the machine was then; ratios to no MTP do not: `ratios=True`
+compares these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
-from math import exp, log
 from statistics import median
 from typing import IO, Any, Literal
 
@@ -25,15 +24,13 @@ from pyllama_mtp.measure.figures import (
     Figure,
     Labels,
     base_of,
-    half_widths,
     paired_ratios,
     series_key,
-    typical,
     varying,
 )
+from pyllama_mtp.measure.intervals import CONFIDENCE, Ratio, typical_ratios
 from pyllama_mtp.measure.table import ordered, waiting_note
 from pyllama_mtp.measure.text import (
-    CONFIDENCE,
     NONE,
     UNLIMITED,
     console,
@@ -70,10 +67,9 @@ class Change:
         n_prompt, n_context: tokens, and those in the context before; None for a line over several
             sizes.
         old, new: medians in tokens per second, or ratios to no MTP; None over several cells.
-        ratio: estimate from the paired ratios new / old (:func:`.typical`); over several cells the
-            geometric mean. Above 1 is faster.
-        low, high: bounds that hold for all lines of the comparison at once; see
-            :func:`.half_widths`.
+        ratio: estimate from the paired ratios new / old; over several cells the geometric mean.
+            Above 1 is faster.
+        low, high: bounds, see :func:`.typical_ratios`; None where a cell has a single pair.
         n: number of pairs.
         verdict: "slower" or "faster" if `ratio` is past the threshold and the whole interval is on
             that side of 1; "unclear" if it is past the threshold but the interval holds 1.
@@ -86,8 +82,8 @@ class Change:
     old: float | None
     new: float | None
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     n: int
     verdict: Verdict
 
@@ -126,9 +122,11 @@ class Comparison:
         return {**asdict(self), "slower": len(self.slower), "faster": len(self.faster)}
 
 
-#: The first fields of a Change, and its rows of the matrix of logarithms of paired ratios.
-_Line = tuple[tuple[str, str, int | None, int | None, float | None, float | None], tuple[int, ...]]
-#: Logarithms of the paired ratios NEW / OLD of a cell, and the medians of both sides.
+#: The first fields of a Change, and the paired ratios of its cells.
+_Line = tuple[
+    tuple[str, str, int | None, int | None, float | None, float | None], list[list[float]]
+]
+#: The paired ratios NEW / OLD of a cell, and the medians of both sides.
 _Paired = tuple[list[float], float, float]
 
 
@@ -142,11 +140,11 @@ def compare(
 ) -> Comparison:
     """Compare the cells that both sides have.
 
-    A line is slower if its ratio is at or past the threshold, and its whole interval below
-    1. The intervals hold together, so a comparison of a build with itself finds a change at most
-    once in 20 times, however many cells there are; ``tests/report/test_compare_rates.py`` checks
-    that, and how surely a change of 5 % is found, on simulated noise. Choose a threshold well below
-    the changes to be found: noise moves the median either way.
+    A line is slower if its ratio is at or past the threshold, and its whole interval below 1. So a
+    comparison of a build with itself finds a change at most once in 20 times, however many cells
+    there are; ``tests/report/test_compare_rates.py`` checks that, and how surely a change of 5 % is
+    found, on simulated noise. Choose a threshold well below the changes to be found: noise moves
+    the estimate either way.
 
     Args:
         old, new: cells, in any order. Of a cell that was measured more than once the last counts.
@@ -184,15 +182,11 @@ def compare(
         for name, side, kept in (("OLD", old, before), ("NEW", new, after))
         if (again := sum(bool(cell.samples) for cell in side) - len(kept))
     ]
-    lines, rows = _lines(pairs, label, figures, (old, new) if ratios else None)
-    pools = [line[0] for line, own in lines if len(own) == 1]
-    widths = half_widths(rows, pools, [own for _, own in lines])
-    changes = []
-    for (line, own), width in zip(lines, widths, strict=True):
-        center = float(sum(typical(rows[row]) for row in own)) / len(own)
-        ratio, low, high = exp(center), exp(center - width), exp(center + width)
-        n = sum(len(rows[row]) for row in own)
-        changes.append(Change(*line, ratio, low, high, n, _judge(ratio, low, high, threshold)))
+    lines = _lines(pairs, label, figures, (old, new) if ratios else None)
+    changes = [
+        Change(*line, one.value, one.low, one.high, one.n, _judge(one, threshold))
+        for (line, _), one in zip(lines, typical_ratios([rows for _, rows in lines]), strict=True)
+    ]
     notes += _differences(pairs)
     for name, side in (("OLD", old), ("NEW", new)):
         notes += [f"{name}: {note}" for note in waiting_note(side)]
@@ -233,35 +227,34 @@ def _lines(
     label: Labels,
     figures: Sequence[str],
     sides: Sequence[Sequence[Cell]] | None,
-) -> tuple[list[_Line], list[list[float]]]:
-    """Lines of the cells, of all sizes of each series and of all cells; the rows of the cells.
-    `sides`: all cells of OLD and NEW, to compare ratios to no MTP; None: speeds."""
+) -> list[_Line]:
+    """Lines of the cells, of all sizes of each series and of all cells. `sides`: all cells of OLD
+    and NEW, to compare ratios to no MTP; None: speeds."""
     lines: list[_Line] = []
-    rows: list[list[float]] = []
     paired = _against_no_mtp if sides else _speeds
     for figure in figures:
-        of_series: dict[str, list[int]] = {}
+        of_series: dict[str, list[list[float]]] = {}
         for old, new in pairs:
             if pairs_of_cell := paired(old, new, SPEEDS[figure], sides or ()):
-                name, row = label(old), len(rows)
+                name, row = label(old), pairs_of_cell[0]
                 of_series.setdefault(name, []).append(row)
-                first = (figure, name, old.n_prompt, old.n_context, *pairs_of_cell[1:])
-                lines.append((first, (row,)))
-                rows.append(pairs_of_cell[0])
+                lines.append(
+                    ((figure, name, old.n_prompt, old.n_context, *pairs_of_cell[1:]), [row])
+                )
         several = {f"{name}, all sizes": own for name, own in of_series.items() if len(own) > 1}
         # Cells of one size share the samples without MTP, so the noise of their ratios to no MTP
         # does not average out.
         if len(of_series) > 1 and not sides:
             several["all cells"] = [*chain(*of_series.values())]
         over = (None,) * 4
-        lines += [((figure, name, *over), tuple(own)) for name, own in several.items()]
+        lines += [((figure, name, *over), own) for name, own in several.items()]
     if not lines:
         wanted = "a cell with MTP beside one without" if sides else "a speed"
         raise UsageError(
             f"there is nothing to compare: no repeat has {wanted} on both sides"
             + ("; compare the speeds, without --ratios" if sides else "")
         )
-    return lines, rows
+    return lines
 
 
 def _speeds(old: Cell, new: Cell, figure: Figure, _: object) -> _Paired | None:
@@ -272,7 +265,7 @@ def _speeds(old: Cell, new: Cell, figure: Figure, _: object) -> _Paired | None:
         median(speed for sample in cell.samples if (speed := getattr(sample, figure)) > 0)
         for cell in (old, new)
     )
-    return [log(ratio) for ratio in paired], before, after
+    return paired, before, after
 
 
 def _against_no_mtp(
@@ -284,15 +277,14 @@ def _against_no_mtp(
     )
     if not (old.n_max and theirs and ours):
         return None
-    logarithms = [log(b / a) for a, b in zip(theirs, ours, strict=False)]
-    return logarithms, median(theirs), median(ours)
+    return [b / a for a, b in zip(theirs, ours, strict=False)], median(theirs), median(ours)
 
 
-def _judge(ratio: float, low: float, high: float, threshold: float) -> Verdict:
-    if ratio <= 1 - threshold + _ROUNDING:
-        return "slower" if high < 1 else "unclear"
-    if ratio >= 1 / (1 - threshold) - _ROUNDING:
-        return "faster" if low > 1 else "unclear"
+def _judge(found: Ratio, threshold: float) -> Verdict:
+    if found.value <= 1 - threshold + _ROUNDING:
+        return "unclear" if found.holds_one else "slower"
+    if found.value >= 1 / (1 - threshold) - _ROUNDING:
+        return "unclear" if found.holds_one else "faster"
     return "same"
 
 
@@ -334,7 +326,7 @@ def _table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
             change.name,
             *(NONE if v is None else f"{v:,.{digits}f}" for v in (change.old, change.new)),
             f"{change.ratio:.3f}",
-            f"{change.low:.3f}-{change.high:.3f}",
+            NONE if change.low is None else f"{change.low:.3f}-{change.high:.3f}",
             str(change.n),
             _VERDICTS[change.verdict],
         ]
@@ -360,8 +352,8 @@ def _notes(comparison: Comparison, names: tuple[str, str]) -> list[str]:
     """What the figures are, what else differs, and which cells have no partner."""
     what = "ratios to no MTP" if comparison.ratios else "speeds"
     return [
-        f"OLD is {names[0]}, NEW is {names[1]}; paired {what}, above 1 is faster; the "
-        f"intervals hold all at once with {100 * CONFIDENCE:g} %",
+        f"OLD is {names[0]}, NEW is {names[1]}; paired {what}, above 1 is faster; with "
+        f"{100 * CONFIDENCE:g} % no line is called slower or faster because of noise",
         *comparison.notes,
         *(f"only in OLD: {cell}" for cell in comparison.only_old),
         *(f"only in NEW: {cell}" for cell in comparison.only_new),

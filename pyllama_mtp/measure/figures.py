@@ -14,21 +14,18 @@ mode, and of the others those that vary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.intervals import Ratio, typical_ratio
 from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, Key, axis_name
-from pyllama_mtp.measure.text import CONFIDENCE, counted
+from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.plan import ImageFile
@@ -45,7 +42,6 @@ LEAST_DRAFTS = 20
 Figure = Literal["prefill_tps", "prompt_tps", "decode_tps", "elapsed_s"]
 #: The speeds among them, by the names that users give and see.
 SPEEDS: dict[str, Figure] = {"prefill": "prefill_tps", "decode": "decode_tps"}
-Floats = NDArray[np.float64]
 
 
 @dataclass
@@ -167,10 +163,12 @@ class Cell:
     def _median(self, figure: str) -> float | None:
         return median(getattr(one, figure) for one in self.samples) if self.samples else None
 
-    def spread(self, figure: Figure) -> tuple[float, float, float] | None:
-        """Median, lowest and highest of the samples; None where nothing was measured."""
-        speeds = [value for sample in self.samples if (value := getattr(sample, figure)) > 0]
-        middle = self._median(figure)
+    def spread(self, figure: Figure, by_cpu: bool = False) -> tuple[float, float, float] | None:
+        """Median, lowest and highest of the samples; None where nothing was measured. `by_cpu`: by
+        the thread's CPU time, as :func:`paired_ratios` counts."""
+        values = [_figure(sample, figure, by_cpu) for sample in self.samples]
+        speeds = [value for value in values if value > 0]
+        middle = median(values) if values else 0.0
         return (middle, min(speeds), max(speeds)) if speeds and middle else None
 
     @property
@@ -255,29 +253,6 @@ def shown_rates(cells: Iterable[Cell]) -> list[float | None]:
 # -- ratios ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """An estimate from n paired ratios, and an interval that holds the true ratio with
-    `CONFIDENCE`; None, None from a single pair, which says nothing of the noise."""
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-
-    @property
-    def scatter(self) -> float:
-        """The farther bound's distance from the value, as a part of it; infinite from one pair."""
-        if self.low is None or self.high is None:
-            return math.inf
-        return max(self.value - self.low, self.high - self.value) / self.value
-
-    @property
-    def holds_one(self) -> bool:
-        """Whether noise can be all of it."""
-        return self.low is None or self.high is None or self.low <= 1 <= self.high
-
-
 def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
     """cell / base of every repeat that both have a sample of, in the order of the repeats.
 
@@ -306,6 +281,17 @@ def threads_of(cell: Cell) -> int:
     return n if isinstance(n, int) else int(cell.machine.get("cores") or 0)
 
 
+def waited_share(cells: Iterable[Cell]) -> float:
+    """The part of their time, 0 to 1, that threads waited for a core, for other programs."""
+    waited = whole = 0.0
+    for cell in cells:
+        for sample in cell.samples:
+            if sample.waited_s and (threads := threads_of(cell)):
+                waited += sum(sample.waited_s.values())
+                whole += sample.elapsed_s * threads
+    return waited / (whole or 1.0)
+
+
 def _by_repeat(cell: Cell, figure: Figure, by_cpu: bool) -> dict[int, float]:
     figures = [_figure(sample, figure, by_cpu) for sample in cell.samples]
     return {repeat: value for repeat, value in zip(cell.repeats, figures, strict=True) if value > 0}
@@ -321,27 +307,6 @@ def _figure(sample: Sample, figure: Figure, by_cpu: bool) -> float:
     phase = figure.removesuffix("_tps")
     spent = sample.cpu_s.get(phase, 0.0)
     return value * float(getattr(sample, f"{phase}_s")) / spent if spent > 0 else 0.0
-
-
-def typical_ratio(ratios: Sequence[float]) -> Ratio:
-    """The estimate of the ratios on a logarithmic scale (:func:`typical`), and its interval
-    (:func:`half_widths`).
-
-    Raises:
-        UsageError: no ratio, or one that is not above 0.
-    """
-    if not ratios:
-        raise UsageError("no repeat was measured on both sides, so there is no ratio")
-    if min(ratios) <= 0:
-        raise UsageError(f"a ratio of speeds must be above 0, not {min(ratios)}")
-    logs = [math.log(ratio) for ratio in ratios]
-    first, second = np.triu_indices(len(ratios))
-    values = np.array(ratios, dtype=float)
-    value = float(np.median(np.sqrt(values[first] * values[second])))
-    if len(ratios) == 1:
-        return Ratio(value, None, None, 1)
-    (width,) = half_widths([logs])
-    return Ratio(value, value * math.exp(-width), value * math.exp(width), len(ratios))
 
 
 def ratio_to(cell: Cell, base: Cell | None, figure: Figure) -> Ratio | None:
@@ -371,88 +336,6 @@ def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
         if (other.run, other.model, other.program, other.variant, other.key) == wanted
     ]
     return cells[min(fitting)[1]] if fitting else None
-
-
-# -- intervals -------------------------------------------------------------------------------------
-
-_DRAWS = 2000
-_SEED = 20240229
-
-
-@lru_cache(maxsize=64)
-def resampled(n: int, of: int | None = None) -> NDArray[np.int64]:
-    """[draws, n] indices of a bootstrap: n of `of` items (None: of n), with replacement. Seeded,
-    so that the same input gives the same interval."""
-    return np.random.default_rng(_SEED).integers(0, of or n, (_DRAWS, n))
-
-
-def typical(values: Any) -> Floats:
-    """[..., n] -> [...]: the Hodges-Lehmann estimate, the median of the means of all pairs, each
-    value with itself too. It takes all values, and a stray one moves it as little as a median."""
-    data = np.asarray(values, dtype=float)
-    first, second = np.triu_indices(data.shape[-1])
-    return np.asarray(np.median((data[..., first] + data[..., second]) / 2, axis=-1))
-
-
-def half_widths(
-    values: Sequence[Sequence[float]],
-    pools: Sequence[str] = ("",),
-    groups: Sequence[Sequence[int]] = ((0,),),
-) -> list[float]:
-    """The half-widths of intervals around the means of :func:`typical` of rows, one for each group:
-    a bootstrap of the differences of a row's values from their estimate.
-
-    All intervals hold together with `CONFIDENCE`: a comparison looks at dozens of cells at once.
-    Rows of a pool share their noise, so that three values each are enough where there are many
-    rows; a row that scatters more has a wider interval. Few values know little of their noise,
-    which widens the intervals as Student's t does.
-
-    Args:
-        values: rows of independent values with the same centre, such as logarithms of paired
-            ratios.
-        pools: the pool of each row.
-        groups: indices of rows.
-
-    Raises:
-        UsageError: no row of a pool has two values, so nothing is known of the noise.
-    """
-    noise: dict[str, list[float]] = {pool: [] for pool in pools}
-    for row, pool in zip(values, pools, strict=True):
-        if (n := len(row)) > 1:  # n - 1: the estimate is made of the same values
-            noise[pool] += list((np.array(row) - typical(row)) * math.sqrt(n / (n - 1)))
-    if not all(noise.values()):
-        raise UsageError(
-            "every cell has one sample only, so nothing is known of the noise; measure again "
-            "with at least --repeat 3 (5 or more tell small changes)"
-        )
-    random = np.random.default_rng(_SEED)
-    drawn = [
-        typical(random.choice(noise[pool], (_DRAWS, len(row)))) * _wider(row, noise[pool])
-        for row, pool in zip(values, pools, strict=True)
-    ]
-    errors = np.array([np.mean([drawn[row] for row in rows], axis=0) for rows in groups])
-    scale = np.maximum(errors.std(axis=1), 1e-12)
-    largest = np.max(np.abs(errors) / scale[:, None], axis=0)
-    most = max(map(len, values)) - 1
-    freedom = max(most, (sum(map(len, values)) - len(values)) // (2 * len(noise)))
-    return [float(w) for w in _for_few(freedom) * np.quantile(largest, CONFIDENCE) * scale]
-
-
-def _wider(row: Sequence[float], noise: Sequence[float]) -> float:
-    """How much more the values of a row scatter than its pool does, as far as few values can say:
-    the mean of both variances counts."""
-    own, shared = np.var(row, ddof=1) if len(row) > 1 else 0.0, np.var(noise)
-    return float(max(1.0, math.sqrt((own + shared) / (2 * shared)))) if shared else 1.0
-
-
-@lru_cache(maxsize=64)
-def _for_few(freedom: int) -> float:
-    """How much wider an interval is whose scale is known from so few differences. (Of many rows
-    half count: those with a common base share some of their noise.)"""
-    random = np.random.default_rng(_SEED)
-    drawn = (random.standard_t(freedom, 100_000), random.standard_normal(100_000))
-    student, normal = (float(np.quantile(np.abs(one), CONFIDENCE)) for one in drawn)
-    return student / normal
 
 
 # -- series ----------------------------------------------------------------------------------------

@@ -11,13 +11,11 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
 from pyllama_mtp.measure.figures import (
-    LEAST_DRAFTS,
     OURS,
     SPEEDS,
     Cell,
     Figure,
     Labels,
-    Ratio,
     base_of,
     by_cpu_time,
     imposed_words,
@@ -25,22 +23,24 @@ from pyllama_mtp.measure.figures import (
     mode_words,
     ratio_to,
     shown_rates,
-    threads_of,
     varying,
+    waited_share,
 )
+from pyllama_mtp.measure.intervals import CONFIDENCE
 from pyllama_mtp.measure.plan import AXES, SWITCHES, axis_name, axis_words
 from pyllama_mtp.measure.text import (
-    CONFIDENCE,
     NONE,
     UNLIMITED,
     WAITED_MUCH,
     console,
     counted,
+    percent,
     print_whole,
     size_name,
     speed_words,
     synthetic_warning,
     terminal_table,
+    times_words,
     to_markdown,
     width_of,
 )
@@ -50,15 +50,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-#: Fewer repeats have intervals too wide to tell anything.
-ENOUGH = 3
 #: The `dimension` of columns about images.
 IMAGES = "images"
 #: How other programs measure.
 _PEER_NOTES = {
-    "llama-server": "llama-server: its own timings of a completion of the same tokens; how many "
-    "drafts it accepted at each position it does not say",
-    "llama-bench": "llama-bench: as many tokens, but random ones, and none is sampled",
+    "llama-server": "; its own timings of a completion of the same tokens",
+    "llama-bench": "; as many tokens, but random ones, and none is sampled",
 }
 #: Axes with a column of their own; these two have one in any case.
 _AXES = tuple(name for name in AXES if name not in ("synthetic_acceptance", "n_context"))
@@ -160,15 +157,10 @@ def _speed(figure: Figure) -> list[Column]:
         Column(
             "range", lambda c, _: c.spread(figure), _bounds(speed_words), left=True, shown="page"
         ),
-        Column("vs\nno-MTP\npaired", ratio, lambda v: times_words(*v[:2])),
+        Column("vs\nno-MTP\npaired", ratio, lambda v: times_words(*v)),
         Column("", with_mtp, name=f"{phase}_ratio", shown=""),
         Column("interval", with_mtp, _bounds("{:.2f}".format), left=True, shown="page"),
     ]
-
-
-def times_words(value: float, low: float | None) -> str:
-    """A ratio: "1.71x"; "~1.7x" from one pair, without a bound."""
-    return f"~{value:.1f}x" if low is None else f"{value:.2f}x"
 
 
 def _bounds(words: Callable[[float], str]) -> Callable[[Spread], str]:
@@ -207,9 +199,6 @@ def _looked_up_share(cell: Cell) -> float | None:
     return taken / n_decoded if cell.adaptive and n_decoded else None
 
 
-SYNC = Column(
-    *("sync\n%", lambda cell, _: cell.prompt_sync_share, _percent, "prompt_sync_share"), spare=3
-)
 #: All columns but those of axes, in the order of a table.
 COLUMNS = (
     *_same("model"),
@@ -249,7 +238,9 @@ COLUMNS = (
     _differs("generated", "generated", lambda cell: str(cell.max_tokens)),
     _own("", "synthetic", lambda cell: bool(cell.synthetic_acceptance), shown=""),
     *_speed("prefill_tps"),
-    SYNC,
+    Column(
+        *("sync\n%", lambda cell, _: cell.prompt_sync_share, _percent, "prompt_sync_share"), spare=3
+    ),
     *_speed("decode_tps"),
     Column("elapsed\ns", lambda cell, _: cell.elapsed_s, _two, "elapsed_s", spare=2),
     Column("accepted %\nat 1,2,...", lambda c, _: rates_words([c]), left=True),
@@ -356,108 +347,83 @@ def to_csv(rows: Sequence[dict[str, Any]]) -> str:
 # -- notes -----------------------------------------------------------------------------------------
 
 
-def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column]) -> list[str]:
-    """Lines below a table: the build, the machine, how it was measured, what was skipped."""
-    if not cells:
-        return ["nothing was measured"]
-    first = cells[0]
-    threads = first.settings.get("n_threads")
-    numbers = sorted({len(cell.samples) for cell in cells if cell.samples}) or [0]
-    generated = " or ".join(map(str, sorted({cell.max_tokens for cell in cells})))
-    samples = " or ".join(map(str, numbers)) + (" sample" if numbers[-1] < 2 else " samples")
-    builds = dict.fromkeys(
-        f"{cell.variant} build of llama.cpp {cell.upstream_commit[:9]}, patches "
-        f"{cell.series[:12] or NONE}, {cell.backend}"
-        for cell in cells
-        if cell.program == OURS
-    )
-    return [
-        f"model {first.model}; {'; '.join(builds)}",
-        f"{machine_words(first)}{f', {threads} used' if threads else ''}; "
-        f"{generated} tokens generated; medians of {samples}, interleaved; "
-        "acceptance and tokens per round are totals over totals",
-        *example_note(cells),
-        *_image_notes(cells),
-        *_ratio_note(cells),
-        *waiting_note(cells),
-        *_adaptive_note(cells),
-        *few_drafts_note(cells),
-        *_alike_note(cells),
-        *_sync_note(cells, columns),
-        *map(synthetic_warning, imposed(cells)),
-        *peer_notes(cells),
-        *_skipped_notes(cells),
-    ]
-
-
-def example_note(cells: Sequence[Cell]) -> list[str]:
-    """A note on the synthetic model of a first look, if it is among them."""
+def matrix_notes(cells: Sequence[Cell]) -> list[str]:
+    """Lines below a table: the build, the machine, what figures mean here, what was skipped."""
     from pyllama_mtp.models.synth import EXAMPLE_NAME
 
-    if all(cell.model != EXAMPLE_NAME for cell in cells):
-        return []
-    return [
-        f"{EXAMPLE_NAME}: random weights and an MTP head made to draft well. Its speed is that of "
-        "a real model of this shape; its text is nonsense, its acceptance no real head's"
+    if not cells:
+        return ["nothing was measured"]
+    first, label = cells[0], Labels(cells)
+    threads = first.settings.get("n_threads")
+    counts = sorted({len(cell.samples) for cell in cells if cell.samples}) or [0]
+    samples = " or ".join(map(str, counts)) + (" sample" if counts[-1] < 2 else " samples")
+    generated = " or ".join(map(str, sorted({cell.max_tokens for cell in cells})))
+    builds = dict.fromkeys(_build(cell) for cell in cells if cell.program == OURS)
+    notes = [
+        f"model {first.model}; {'; '.join(builds)}",
+        f"{machine_words(first)}{f', {threads} used' if threads else ''}; {generated} tokens "
+        f"generated; medians of {samples}, interleaved",
     ]
-
-
-def _image_notes(cells: Sequence[Cell]) -> list[str]:
-    """Lines about every image: what it is, and what is measured of it."""
-    images = dict.fromkeys(cell.image for cell in cells if cell.image)
-    if not images:
-        return []
-    return [
-        *(
+    if any(cell.model == EXAMPLE_NAME for cell in cells):
+        notes.append(
+            f"{EXAMPLE_NAME}: random weights and an MTP head made to draft well. Its speed is that "
+            "of a real model of this shape; its text and its acceptance are not"
+        )
+    for image in dict.fromkeys(cell.image for cell in cells if cell.image):
+        notes.append(
             f"image {image.words}: {counted(image.n_tokens, 'token')} of each prompt of the class "
-            f"image, before its text; encoder {image.mmproj}"
-            for image in images
-        ),
-        "encode ms: the image is encoded anew for each sample; prefill is without that time, "
-        "elapsed with it. image ms: the part of the prefill that its tokens take",
+            f"image; encoder {image.mmproj}; prefill is without the time to encode"
+        )
+    notes += [*_ratio_note(cells), *waiting_note(cells), *_adaptive_note(cells)]
+    notes += [*map(synthetic_warning, imposed(cells)), *peer_notes(cells)]
+    return notes + [
+        f"skipped: {label(cell)}, prompt {size_name(cell.n_prompt)}: {cell.skipped or 'no sample'}"
+        for cell in cells
+        if not cell.samples
     ]
+
+
+def _build(cell: Cell) -> str:
+    """ "patched build of llama.cpp 0c1e57098, patches 7ffaa8541e19, CPU"."""
+    commit = f" build of llama.cpp {cell.upstream_commit[:9]}" if cell.upstream_commit else ""
+    patches = f", patches {cell.series[:12]}" if cell.series else ""
+    return f"{cell.variant}{commit}{patches}, {cell.backend}"
 
 
 def _ratio_note(cells: Sequence[Cell]) -> list[str]:
-    worst: dict[str, Ratio] = {}
-    bases = [(cell, base_of(cell, cells)) for cell in cells if cell.n_max]
-    for name, figure in SPEEDS.items():
-        ratios = [ratio for cell, base in bases if (ratio := ratio_to(cell, base, figure))]
-        if ratios:
-            worst[name] = max(ratios, key=lambda ratio: ratio.scatter)
-    if not worst:
+    ratios = {
+        name: [
+            ratio
+            for cell in cells
+            if cell.n_max and (ratio := ratio_to(cell, base_of(cell, cells), figure))
+        ]
+        for name, figure in SPEEDS.items()
+    }
+    if not any(ratios.values()):
         everywhere = any(cell.samples for cell in cells) and all(cell.n_max for cell in cells)
         return ["there are no ratios: no MTP (depth 0) was not measured"] if everywhere else []
-    note = "vs no-MTP: Hodges-Lehmann estimate of the ratios within a repeat"
+    note = "vs no-MTP: of the same repeats"
     if all(by_cpu_time(cell) for cell in cells if cell.program == OURS):
         note += ", by the CPU time of the one thread"
-    fewest = min(ratio.n for ratio in worst.values())
-    if fewest < ENOUGH:
-        return [f"{note}; from {counted(fewest, 'repeat')}, so nothing is known of their noise"]
-    reach = [f"{100 * ratio.scatter:.1f} % ({name})" for name, ratio in worst.items()]
-    note += (
-        f"; {100 * CONFIDENCE:g} % confidence intervals reach at most {', '.join(reach)} from it"
-    )
-    return [note]
+    widest = [
+        f"{100 * max(one.scatter for one in known):.1f} % ({name})"
+        for name, found in ratios.items()
+        if (known := [one for one in found if one.low is not None])
+    ]
+    if not widest:
+        return [f"{note}; ~: one sample says nothing of the noise"]
+    return [
+        f"{note}; {100 * CONFIDENCE:g} % intervals reach at most {', '.join(widest)} from it; "
+        "~: noise can be all of the difference"
+    ]
 
 
 def waiting_note(cells: Sequence[Cell]) -> list[str]:
     """A note that other programs kept the machine busy, if they did."""
-    waited = [
-        (
-            sum(sample.waited_s.values()),
-            sample.elapsed_s * threads,
-        )
-        for cell in cells
-        if (threads := threads_of(cell))
-        for sample in cell.samples
-        if sample.waited_s
-    ]
-    share = sum(part for part, _ in waited) / (sum(whole for _, whole in waited) or 1.0)
-    if share < WAITED_MUCH:
+    if (share := waited_share(cells)) < WAITED_MUCH:
         return []
     return [
-        f"threads waited for a core {100 * share:.0f} % of the time: other programs are running. "
+        f"threads waited for a core {percent(share)} of the time: other programs are running. "
         "Close them, or use fewer --threads, and figures scatter less"
     ]
 
@@ -469,100 +435,41 @@ def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
         return []
     looked_up = sum(s.looked_up.get("rounds", 0) for cell in adaptive for s in cell.samples)
     return [
-        "MTP auto: as many drafts per round as pay, which every sample learns anew; "
-        f"{sum(map(_drafts, adaptive)) / rounds:.1f} on average, from earlier in the text in "
-        f"{100 * looked_up / rounds:.0f} % of the rounds"
-    ]
-
-
-def few_drafts_note(cells: Iterable[Cell]) -> list[str]:
-    """A note on dashes where there are too few drafts for a rate, if there are any."""
-    if not any(n < LEAST_DRAFTS for cell in cells if cell.adaptive for n in cell.drafted):
-        return []
-    return [f"accepted %: MTP auto has a dash where it drafted fewer than {LEAST_DRAFTS} times"]
-
-
-def _alike_note(cells: Sequence[Cell]) -> list[str]:
-    """The switches that all cells with MTP have in common."""
-    alike = [
-        f"{axis_name(name)} {values[0]}"
-        for name in SWITCHES
-        if len(values := axis_values(cells, name)) == 1 and values[0] != "auto"
-    ]
-    return [f"all with MTP: {', '.join(alike)}"] if alike else []
-
-
-def _sync_note(cells: Sequence[Cell], columns: Sequence[Column]) -> list[str]:
-    if SYNC not in columns or all(cell.prompt_sync_share is None for cell in cells):
-        return []
-    return [
-        "sync %: the part of the prefill's time that goes to the MTP block; on a GPU, of the "
-        "host's time"
-    ]
-
-
-def _skipped_notes(cells: Sequence[Cell]) -> list[str]:
-    label = Labels(cells)
-    return [
-        f"skipped: {label(cell)}, prompt {size_name(cell.n_prompt)}: {cell.skipped or 'no sample'}"
-        for cell in cells
-        if not cell.samples
+        f"MTP auto: {sum(map(_drafts, adaptive)) / rounds:.1f} drafts per round on average; from "
+        f"earlier in the text in {percent(looked_up / rounds)} of the rounds"
     ]
 
 
 def peer_notes(cells: Sequence[Cell]) -> list[str]:
-    """Lines about every program beside ours."""
+    """Lines about every program beside ours: its build, and our speed as a multiple of its."""
     notes = []
     for name in dict.fromkeys(cell.program for cell in cells if cell.program != OURS):
-        own = [cell for cell in cells if cell.program == name and cell.samples]
-        if not own:
-            continue
-        notes.append(_peer_build(own[0]))
-        if name in _PEER_NOTES:
-            notes.append(_PEER_NOTES[name])
-        if _with_images(own):
-            notes.append(
-                f"{name}: its prefill contains the encoding of the image, and ours is compared "
-                "with it so, too; reading and scaling the file is in neither"
-            )
-        if any(cell.synthetic_acceptance for cell in own):
-            notes.append(
-                f"{name}: acceptance imposed by its --spec-synth-rates, drawn at random anew in "
-                "each sample, so that its tokens per round scatter"
-            )
-        notes += _peer_comparison(name, own, cells)
+        if own := [cell for cell in cells if cell.program == name and cell.samples]:
+            notes.append(f"{name}: {_build(own[0])}{_PEER_NOTES.get(name, '')}")
+            notes += _peer_comparison(name, own, cells)
     return notes
 
 
-def _peer_build(cell: Cell) -> str:
-    commit = f" of llama.cpp {cell.upstream_commit[:9]}" if cell.upstream_commit else ""
-    patches = f", patches {cell.series[:12]}" if cell.series else ""
-    return f"{cell.program}: {cell.variant}{commit}{patches}, {cell.backend}"
-
-
 def _peer_comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> list[str]:
-    """Our speed as a multiple of theirs, size by size, from the ratios within a repeat."""
+    """Our speed as a multiple of theirs, size by size, from the ratios within a repeat. Their
+    prefill contains the encoding of images, so that of ours does, too."""
     parts: dict[str, list[str]] = {}
     for theirs in own:
         ours = next((cell for cell in cells if _comparable(cell, theirs)), None)
-        if ours is None:
-            continue
         mode = " ".join([mode_words(theirs), *map(axis_words, theirs.axes.values())])
         figures_of: dict[str, Figure] = dict(SPEEDS)
         if theirs.image:
             figures_of = {"encoding and prefill": "prompt_tps", "decode": "decode_tps"}
         speeds = [
-            f"{words} {times_words(ratio.value, ratio.low)}"
+            f"{words} {times_words(ratio.value, ratio.low, ratio.high)}"
             for words, figure in figures_of.items()
-            if (ratio := ratio_to(ours, theirs, figure))
+            if ours and (ratio := ratio_to(ours, theirs, figure))
         ]
         if speeds:
             kind = f"{theirs.n_prompt} {theirs.prompt_class}"
             parts.setdefault(kind, []).append(f"{mode} {', '.join(speeds)}")
-    if not parts:
-        return []
     sizes = [f"{kind}: {'; '.join(speeds)}" for kind, speeds in parts.items()]
-    return [f"ours to {name}, from the ratios within a repeat, prompt {' | '.join(sizes)}"]
+    return [f"ours to {name}, of the same repeats, prompt {' | '.join(sizes)}"] if sizes else []
 
 
 def _comparable(ours: Cell, theirs: Cell) -> bool:
@@ -610,7 +517,7 @@ def print_matrix(
         columns = matrix_columns(part, *["round"] * per_round)
         if part:
             _print_table(part, columns, output, complete)
-        for note in matrix_notes(part, columns):
+        for note in matrix_notes(part):
             output.print(note)
     for text in summaries(cells):
         output.print(f"\n{text}", style="bold")
@@ -681,7 +588,7 @@ def markdown_table(cells: Sequence[Cell], *, per_round: bool = False) -> str:
     parts = summaries(cells)
     for part in _by_model(cells):
         columns = matrix_columns(part, *["round"] * per_round)
-        parts += with_notes(matrix_rows(part, columns), columns, matrix_notes(part, columns))
+        parts += with_notes(matrix_rows(part, columns), columns, matrix_notes(part))
     return "\n\n".join(parts)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pyllama_mtp import Telemetry
-    from pyllama_mtp.measure.figures import Ratio
+    from pyllama_mtp.measure.intervals import Ratio
 
 #: Stands in a table where there is no figure.
 NONE = "-"
@@ -21,8 +21,8 @@ NONE = "-"
 ENOUGH_TOKENS = 32
 #: Of the threads' time: who waited more for a core ran beside other programs.
 WAITED_MUCH = 0.03
-#: Probability, 0 to 1, that all intervals made together hold the true values.
-CONFIDENCE = 0.95
+#: Speeds are called equal if the whole interval of their ratio is this close to 1.
+EQUAL = 0.03
 #: Characters per line where no terminal sets a limit.
 UNLIMITED = 1000
 
@@ -41,6 +41,33 @@ def size_name(n_prompt: int, n_context: int = 0) -> str:
 def speed_words(value: float) -> str:
     """Tokens per second: "68.5" or "1,234"."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def times_words(value: float, low: float | None, high: float | None) -> str:
+    """A ratio: "1.71x"; "~1.7x" from one pair; "~0.94x" where noise can be all of the
+    difference."""
+    if low is None or high is None:
+        return f"~{value:.1f}x"
+    return f"{'~' if low < value and low <= 1 <= high else ''}{value:.2f}x"
+
+
+def between(low: float, high: float) -> str:
+    """Factors in a sentence: "1.6" or "0.94 to 1.6"."""
+    words = [f"{value:.1f}" if value >= 1.095 else f"{value:.2f}" for value in (low, high)]
+    return words[0] if words[0] == words[1] else " to ".join(words)
+
+
+def gain_words(ratio: Ratio) -> str:
+    """What a ratio of speeds says, with its interval, and no more than it can say."""
+    value = between(ratio.value, ratio.value)
+    if ratio.low is None or ratio.high is None:
+        return f"about {ratio.value:.1f} times as fast in one sample"
+    interval = between(ratio.low, ratio.high)
+    if ratio.is_one(EQUAL):
+        return f"about as fast as without, {interval} times"
+    if ratio.holds_one:
+        return f"{interval} times as fast, so it cannot be told whether it is faster"
+    return f"{value} times as fast{'' if interval == value else f', {interval}'}"
 
 
 def percent(share: float) -> str:
@@ -124,85 +151,82 @@ def console(file: IO[str] | None, width: int | None = None, plain: bool = False)
 # -- one generation --------------------------------------------------------------------------------
 
 
+#: Near ties that are listed; of more, only their number.
+_TIES = 5
+
+
 def telemetry_lines(telemetry: Telemetry, speed_up: Ratio | None = None) -> list[str]:
     """One generation's figures as lines of text; a line without a figure is left out. `speed_up`:
-    against no MTP, if it was measured; else what adaptive depth knows counts."""
-    t = telemetry
+    against no drafts, if it was measured; else what adaptive depth knows counts."""
+    t, said = telemetry, {"prompt": _prompt(telemetry)}
+    if t.n_image_tokens:
+        spent = f"encoded in {t.encode_s:.3f} s" if t.encode_s else "encoded before"
+        said["images"] = f"{t.n_image_tokens} tokens of the prompt, {spent}"
+    if not t.n_left:
+        said["answer"] = (
+            f"{t.n_generated} tokens written in {t.decode_s:.3f} s, {speed_words(t.decode_tps)} "
+            f"per second; {t.elapsed_s:.3f} s in all"
+        )
+    drafts = bool(t.drafted or t.looked_up["rounds"])
+    if drafts or t.forced:
+        said |= _drafts(t)
+    said["auto"] = t.why_fewer_drafts
+    if speed_up:
+        known = not speed_up.holds_one and (speed_up.low or 0) > 0.5 * (speed_up.high or 0)
+        interval = f"{speed_up.low or 0:.2f} to {speed_up.high or 0:.2f}"
+        said["speed-up"] = (
+            f"the answer came {speed_up.value:.2f} times as fast as without drafts, {interval}"
+            if known
+            else f"not known ({interval}): a longer answer and an idle machine tell more"
+        )
+    elif drafts and t.speed_up and t.n_generated >= ENOUGH_TOKENS:
+        said["speed-up"] = (
+            f"about {t.speed_up:.1f} times as fast as without drafts, by what a step cost when the "
+            "session began"
+        )
+    if t.waited_s > WAITED_MUCH * t.n_threads * t.elapsed_s > 0:
+        share = percent(t.waited_s / (t.n_threads * t.elapsed_s))
+        computed = f"{counted(t.n_threads, 'thread')} computed in the end"
+        said["busy"] = f"threads waited for a core {share} of the time; {computed}"
+    if n := t.draft_vocab["tokens"]:
+        outside = f"{100 * t.draft_vocab['outside'] / n:.1f} % of the tokens could not be drafted"
+        said["vocabulary"] = f"{outside}; {t.draft_vocab['replaced']} rows replaced"
+    if t.near_ties:
+        ties = [f"{at.index} ({at.token} or {at.other}, {at.gap:.3f})" for at in t.near_ties]
+        more = [f"{len(ties) - _TIES} more"] if len(ties) > _TIES else []
+        said["near ties"] = (
+            f"{', '.join([*ties[:_TIES], *more])}: the best two logits were within rounding, so "
+            "the text may differ without drafts"
+        )
+    said["time"] = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in t.time_s.items())
+    return [f"{name:<10} {words}" for name, words in said.items() if words]
+
+
+def _prompt(t: Telemetry) -> str:
     cached = f" ({t.n_cached} of them kept from before)" if t.n_cached else ""
     done = f"{t.n_prompt - t.n_left} of " if t.n_left else ""
     stopped = "; then it was interrupted" if t.n_left else ""
-    lines = [
-        f"prompt     {done}{t.n_prompt} tokens{cached} read in {t.prefill_s:.3f} s, "
-        f"{speed_words(t.prefill_tps)} per second{stopped}",
-    ]
-    if t.n_image_tokens:
-        spent = f"encoded in {t.encode_s:.3f} s" if t.encode_s else "encoded before"
-        lines.append(f"images     {t.n_image_tokens} tokens of the prompt, {spent}")
-    if not t.n_left:
-        lines.append(
-            f"answer     {t.n_generated} tokens written in {t.decode_s:.3f} s, "
-            f"{speed_words(t.decode_tps)} per second; {t.elapsed_s:.3f} s in all"
-        )
-    if t.drafted or t.looked_up["rounds"] or t.forced:
-        lines += _drafts(t)
-    if t.why_fewer_drafts:
-        lines.append(f"auto       {t.why_fewer_drafts}")
-    if speed_up:
-        interval = f"{100 * CONFIDENCE:g} %: {speed_up.low or 0:.2f} to {speed_up.high or 0:.2f}"
-        lines.append(
-            f"speed-up   the answer came {speed_up.value:.2f} times as fast as without MTP "
-            f"({interval}), by steps without it that followed"
-        )
-    elif t.speed_up and t.n_generated >= ENOUGH_TOKENS:
-        lines.append(
-            f"speed-up   the answer came about {t.speed_up:.1f} times as fast as without MTP, by "
-            "what a step cost when the session began"
-        )
-    if t.waited_s > WAITED_MUCH * t.n_threads * t.elapsed_s > 0:
-        share = t.waited_s / (t.n_threads * t.elapsed_s)
-        lines.append(
-            f"busy       threads waited for a core {100 * share:.0f} % of the time, for other "
-            f"programs; {counted(t.n_threads, 'thread')} computed in the end"
-        )
-    follow = t.draft_vocab
-    if follow["tokens"]:
-        lines.append(
-            f"vocabulary {100 * follow['outside'] / follow['tokens']:.1f} % of the tokens could "
-            f"not be drafted; {follow['replaced']} rows replaced in {1e3 * follow['seconds']:.1f} "
-            "ms, prompt included"
-        )
-    if t.near_ties is not None:
-        ties = [f"{at.index} ({at.token} or {at.other}, {at.gap:.3f})" for at in t.near_ties]
-        lines.append(
-            "near ties  " + (", ".join(ties) or "none") + ": tokens whose logits were within "
-            "rounding of the second best one's, so that the text may differ without MTP"
-        )
-    if t.prompt_sync:
-        full = t.prompt_sync == "full"
-        how = "in a context of its own, as upstream does" if full else "with every decode"
-        lines.append(f"MTP head   kept in step {how}")
-    if t.output_bytes and t.rounds:
-        copied = t.output_bytes / t.rounds
-        lines.append(f"outputs    {copied:,.0f} bytes of logits and tokens copied per round")
-    spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in t.time_s.items())
-    return [*lines, f"time       {spent}"] if spent else lines
+    return (
+        f"{done}{t.n_prompt} tokens{cached} read in {t.prefill_s:.3f} s, "
+        f"{speed_words(t.prefill_tps)} per second{stopped}"
+    )
 
 
-def _drafts(t: Telemetry) -> list[str]:
+def _drafts(t: Telemetry) -> dict[str, str]:
     """How many drafts were accepted, by where they came from."""
     drafted, accepted = sum(t.drafted), sum(t.accepted)
-    places = ", ".join(f"{hit} of {n}" for hit, n in zip(t.accepted, t.drafted, strict=True))
-    lines = [f"passes     {t.rounds} of the model, {t.tokens_per_round:.2f} tokens from each"]
+    said = {"passes": f"{t.rounds} of the model, {t.tokens_per_round:.2f} tokens from each"}
     if drafted:
-        lines.append(
-            f"drafts     {accepted} of {drafted} accepted ({100 * accepted / drafted:.0f} %); as "
-            f"first, second, ... of a pass: {places}"
+        places = ", ".join(f"{hit} of {n}" for hit, n in zip(t.accepted, t.drafted, strict=True))
+        said["drafts"] = (
+            f"{accepted} of {drafted} accepted ({percent(accepted / drafted)}); as first, second, "
+            f"... of a pass: {places}"
         )
     if t.looked_up["rounds"]:
-        lines.append(
-            f"repeats    {t.looked_up['accepted']} of {t.looked_up['drafted']} drafts accepted "
-            f"that came from earlier in the text, in {t.looked_up['rounds']} passes"
+        said["repeats"] = (
+            f"{t.looked_up['accepted']} of {t.looked_up['drafted']} drafts accepted that came "
+            f"from earlier in the text, in {t.looked_up['rounds']} passes"
         )
     if t.forced:
-        lines.append(f"forced     {t.forced} tokens that the grammar left no choice for")
-    return lines
+        said["forced"] = f"{t.forced} tokens that the grammar left no choice for"
+    return said

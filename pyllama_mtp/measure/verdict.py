@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.drafting.depth import needed_acceptance
-from pyllama_mtp.measure.figures import OURS, Cell, Ratio, base_of, ratio_to
+from pyllama_mtp.measure.figures import OURS, Cell, base_of, paired_ratios, waited_share
+from pyllama_mtp.measure.intervals import CONFIDENCE, typical_ratio
 from pyllama_mtp.measure.plan import AXES, axis_name, axis_words
-from pyllama_mtp.measure.text import ENOUGH_TOKENS, counted, percent
+from pyllama_mtp.measure.text import (
+    ENOUGH_TOKENS,
+    EQUAL,
+    WAITED_MUCH,
+    between,
+    counted,
+    gain_words,
+    percent,
+)
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
 
 if TYPE_CHECKING:
@@ -21,14 +29,8 @@ if TYPE_CHECKING:
 
 #: MTP will hardly pay where types without a fast path are this share of what a step reads.
 MUCH = 0.5
-#: Changes of the prompt's time that are not told if noise can be the reason.
-SMALL = 0.05
-#: Ratios this close to 1 are called equal.
-EQUAL = 0.02
-#: Repeats below which figures are called rough.
-FEW = 3
-#: In a plain step of fewer seconds, the costs beside the model weigh most.
-SHORT_STEP_S = 0.002
+#: Repeats below which an interval is wide for want of them.
+MANY = 7
 
 
 @dataclass(frozen=True)
@@ -104,17 +106,12 @@ def _slow_words(slow: Mapping[str, float]) -> str:
 @dataclass(frozen=True)
 class _Gain:
     """A way of drafting at all prompt sizes, classes and contexts: its cells, their cells without
-    MTP, and the ratios of both."""
+    MTP, and the paired ratios of both."""
 
     cells: list[Cell]
     bases: list[Cell]
-    decode: list[Ratio]
-    prefill: list[Ratio]
-
-    @property
-    def typical(self) -> float:
-        """Decode speed against no MTP, the geometric mean over sizes and classes."""
-        return math.exp(sum(math.log(one.value) for one in self.decode) / len(self.decode))
+    decode: list[list[float]]
+    prefill: list[list[float]]
 
     @property
     def name(self) -> str:
@@ -137,84 +134,92 @@ class _Gain:
 
 def _gains(cells: Sequence[Cell]) -> list[_Gain]:
     """The ways of drafting that were measured with MTP and without, the fastest first."""
-    found: dict[tuple[object, ...], dict[tuple[int, str, int], Cell]] = {}
+    ways: dict[tuple[object, ...], dict[tuple[int, str, int], Cell]] = {}
     axes = [name for name in AXES if name != "n_context"]
     for cell in cells:
         if cell.program == OURS and cell.n_max and cell.rounds:
             key = (cell.variant, cell.adaptive, cell.n_max, *map(cell.axis, axes))
-            found.setdefault(key, {})[cell.n_prompt, cell.prompt_class, cell.n_context] = cell
+            ways.setdefault(key, {})[cell.n_prompt, cell.prompt_class, cell.n_context] = cell
     gains = []
-    for way in found.values():
+    for way in ways.values():
         rows = [
             (cell, base, decode, prefill)
             for cell in way.values()
             if (base := base_of(cell, cells))
-            and (decode := ratio_to(cell, base, "decode_tps"))
-            and (prefill := ratio_to(cell, base, "prefill_tps"))
+            and (decode := paired_ratios(cell, base, "decode_tps"))
+            and (prefill := paired_ratios(cell, base, "prefill_tps"))
         ]
         if rows:
             gains.append(_Gain(*map(list, zip(*rows, strict=True))))
-    return sorted(gains, key=lambda one: (-len(one.cells), -one.typical))
+    return sorted(gains, key=lambda one: (-len(one.cells), -typical_ratio(*one.decode).value))
 
 
 def summary(cells: Sequence[Cell]) -> str:
     """What the fastest way of drafting gains, in plain words; "" where there is nothing to compare.
+
+    The fastest of several is so by luck in part: its interval is that of as many comparisons.
 
     Args:
         cells: of one model and machine.
     """
     if not (gains := _gains(cells)):
         return ""
-    fewest = min(ratio.n for ratio in gains[0].decode)
-    shortest = min(cell.max_tokens for cell in gains[0].cells)
+    best, confidence = gains[0], 1 - (1 - CONFIDENCE) / len(gains)
+    decode, prefill = (
+        typical_ratio(*rows, confidence=confidence) for rows in (best.decode, best.prefill)
+    )
+    shortest = min(cell.max_tokens for cell in best.cells)
     if shortest < ENOUGH_TOKENS:
         return (
             f"{counted(shortest, 'generated token')} say too little of the speed for a verdict; "
             f"take --max-tokens {ENOUGH_TOKENS} or more."
         )
-    if fewest < 2:
-        return (
-            f"About {gains[0].typical:.1f} times as fast with MTP ({gains[0].name}), one sample: "
-            "it says nothing of the noise, so there is no verdict; take --repeat 3 or more."
-        )
-    rough = f" From {counted(fewest, 'repeat')}, so figures are rough."
-    return _summary(gains) + (rough if fewest < FEW else "")
-
-
-def _summary(gains: Sequence[_Gain]) -> str:
-    best = gains[0]
-    chosen = next((one for one in gains if one.cells[0].adaptive), best)
-    ratios = [one.value for one in best.decode]
-    between = any(one.holds_one for one in best.decode) and max(ratios) < 1.1
-    auto = "" if chosen is best else f"; auto, the default: {_times(chosen.typical)} times"
-    how = f"{best.name}, {best.tokens:.1f} tokens per pass{auto}"
+    how = f"{best.name}, {best.tokens:.1f} tokens per pass"
+    sizes = [typical_ratio(row).value for row in best.decode]
+    if between(min(sizes), max(sizes)) != between(decode.value, decode.value):
+        how += f"; {between(min(sizes), max(sizes))} times from prompt to prompt"
+    default = next((one for one in gains if one.cells[0].adaptive), best)
+    if default is not best:
+        how += f"; auto, the default: {gain_words(typical_ratio(*default.decode))}"
     imposed = any(cell.synthetic_acceptance for cell in best.cells)
-    start = "At the imposed acceptance, with MTP" if imposed else "With MTP"
-    if best.typical >= 1 + EQUAL and not between:
-        return f"{start} decode is {_range(ratios)} times as fast here ({how}); {_prompt(best)}."
-    if best.typical > 1 - EQUAL or between:
-        text = f"{start} decode is about as fast as without here ({how}); {_prompt(best)}."
-        return text + _tiny(best)
+    said = (
+        f"{'At the imposed acceptance, with' if imposed else 'With'} MTP decode is "
+        f"{gain_words(decode)} ({how}); prefill is {gain_words(prefill)}."
+    )
+    if decode.is_one(EQUAL):
+        return said
+    if decode.holds_one:
+        return f"{said} {_why_unclear(best)}"
+    return said if decode.value > 1 else f"{said}{_why_slower(best)}"
+
+
+def _why_unclear(gain: _Gain) -> str:
+    """Why the interval is wide, and what to do."""
+    fewest, busy = min(map(len, gain.decode)), waited_share([*gain.cells, *gain.bases])
+    reasons, advice = list[str](), list[str]()
+    if busy >= WAITED_MUCH:
+        reasons.append("other programs kept the machine busy")
+        advice.append("close them")
+    if fewest < MANY:
+        reasons.append(f"there {'is' if fewest == 1 else 'are'} {counted(fewest, 'repeat')} only")
+        advice.append(f"take --repeat {MANY}")
+    if not reasons:
+        return "The samples scatter: take more repeats, or more --max-tokens."
+    said = f"{' and '.join(reasons)}: {' and '.join(advice)}."
+    return said[0].upper() + said[1:]
+
+
+def _why_slower(gain: _Gain) -> str:
+    """What a pass costs, and which types of the file make it dear."""
     steps = [
         base.decode_tps * sum(sample.decode_s for sample in cell.samples) / cell.rounds
-        for cell, base in zip(best.cells, best.bases, strict=True)
+        for cell, base in zip(gain.cells, gain.bases, strict=True)
         if base.decode_tps
     ]
+    cost = between(min(steps), max(steps))
     return (
-        f"{start} decode is slower here: {_range(ratios)} times as fast at best ({how}), because "
-        f"a pass with its drafts takes as long as {_range(steps)} steps without MTP; "
-        f"{_prompt(best)}.{_slow_words(best.cells[0].slow_types)}{_tiny(best)}"
-    )
-
-
-def _tiny(gain: _Gain) -> str:
-    """A warning if the model is too small to judge by."""
-    step_s = 1 / max(base.decode_tps or math.inf for base in gain.bases)
-    if not 0 < step_s < SHORT_STEP_S:
-        return ""
-    return (
-        f" The model is tiny: a step takes {1000 * step_s:.1f} ms, and what a pass costs beside it "
-        "weighs most. Judge by a model of the size that you use."
+        f" A pass with its drafts takes as long as {cost} steps without MTP."
+        f"{_slow_words(gain.cells[0].slow_types)}"
     )
 
 
@@ -223,28 +228,3 @@ def summaries(cells: Sequence[Cell]) -> list[str]:
     models = list(dict.fromkeys(cell.model for cell in cells))
     found = [(model, summary([cell for cell in cells if cell.model == model])) for model in models]
     return [f"{model}: {text}" if len(models) > 1 else text for model, text in found if text]
-
-
-def _prompt(gain: _Gain) -> str:
-    """How long the prompt takes with MTP, in words."""
-    if all(one.holds_one and abs(one.value - 1) < SMALL for one in gain.prefill):
-        return "the prompt takes about as long"
-    longer = [100 / one.value - 100 for one in gain.prefill]
-    low, high = round(min(longer)), round(max(longer))
-    if low == high == 0:
-        return "the prompt takes as long"
-    if low >= 0:
-        return f"the prompt takes {low if low == high else f'{low} to {high}'} % longer"
-    if high <= 0:
-        return f"the prompt takes {-low if low == high else f'{-high} to {-low}'} % less time"
-    return f"the prompt takes {-low} % less to {high} % more time"
-
-
-def _range(values: Sequence[float]) -> str:
-    """ "1.6", or "1.4 to 1.6"."""
-    low, high = _times(min(values)), _times(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def _times(value: float) -> str:
-    return f"{value:.1f}" if value >= 1.095 else f"{value:.2f}"

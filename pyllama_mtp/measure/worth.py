@@ -6,6 +6,7 @@ a round of each depth costs, from which acceptance it pays, and the depth to use
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from statistics import median
@@ -19,13 +20,12 @@ from pyllama_mtp.measure.figures import (
     OURS,
     Cell,
     SeriesKey,
-    resampled,
     series_key,
 )
+from pyllama_mtp.measure.intervals import CONFIDENCE, student
 from pyllama_mtp.measure.plan import PLAIN_AXES
 from pyllama_mtp.measure.prompts import TEXTS
 from pyllama_mtp.measure.text import (
-    CONFIDENCE,
     ENOUGH_TOKENS,
     NONE,
     counted,
@@ -142,7 +142,10 @@ Rate: TypeAlias = tuple[float, float | None, float | None]
 
 def conditional(samples: Sequence[Sample]) -> list[Rate | None]:
     """Conditional acceptance by position: of the drafts whose predecessors were all accepted, the
-    accepted ones, with a bootstrap interval over the samples; None where there were no drafts.
+    accepted ones, with an interval over the samples; None where there were no drafts.
+
+    The interval is Student's, from how much samples differ from the rate of all (W. Cochran,
+    "Sampling Techniques", 1977, section 6: a ratio of totals).
 
     The last round of an answer may have fewer drafts than the others, for lack of tokens to
     generate, so that a rate is too low by at most 1 draft per sample.
@@ -156,19 +159,18 @@ def conditional(samples: Sequence[Sample]) -> list[Rate | None]:
     )
     before = np.concatenate([drafted[:, :1], accepted[:, :-1]], axis=1)
     tried = np.minimum(before, drafted)
-    draws = resampled(len(samples))
     rates: list[Rate | None] = []
     for held, judged in zip(accepted.T, tried.T, strict=True):
         if not judged.sum():
             rates.append(None)
             continue
-        rate = float(held.sum() / judged.sum())
-        if len(samples) == 1:
+        rate, n = float(held.sum() / judged.sum()), len(samples)
+        if n == 1:
             rates.append((rate, None, None))
             continue
-        drawn = held[draws].sum(axis=1) / np.maximum(judged[draws].sum(axis=1), 1)
-        low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        rates.append((rate, float(low), float(high)))
+        error = math.sqrt(n * np.var(held - rate * judged, ddof=1)) / float(judged.sum())
+        width = error * student(CONFIDENCE, n - 1)
+        rates.append((rate, max(0.0, rate - width), min(1.0, rate + width)))
     return rates
 
 
@@ -267,7 +269,7 @@ def _acceptance(cells: Sequence[Cell]) -> str:
     parts = [
         "Acceptance %, of drafts whose predecessors were all accepted",
         table,
-        "In brackets the 95 % bootstrap interval over prompts, too narrow with fewer than 5.",
+        f"In brackets the {100 * CONFIDENCE:g} % interval over prompts.",
     ]
     measured = sorted({cell.n_max for cell in cells})
     first = [row["conditional"][0][0] for row in rows if any(row["conditional"][:1])]

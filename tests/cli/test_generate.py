@@ -127,8 +127,8 @@ def test_short_options(watched: Watched, cli: Cli, demo: Model) -> None:
 def test_the_speed_up_is_measured_from_32_tokens_on(cli: Cli, folder: Path, depth: str) -> None:
     usual = *MODEL, "--stats", "--ignore-eos", "--draft-n-max", depth
     said = cli(*usual, "-n", "40", "x").err
-    found = re.search(r"came ([\d.]+) times .* \(95 %: ([\d.]+) to ([\d.]+)\)", said)
-    assert found and float(found[2]) <= float(found[1]) <= float(found[3])
+    found = re.search(r"speed-up   (?:not known \(|the answer came .*, )([\d.]+) to ([\d.]+)", said)
+    assert found and float(found[1]) <= float(found[2])
     assert "speed-up" not in cli(*usual, "-n", "31", "x").err
     assert "speed-up" not in cli(*usual[:-1], "0", "-n", "40", "x").err
 

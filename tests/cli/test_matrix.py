@@ -190,8 +190,8 @@ def test_prompts_come_from_the_file(watched: Watched, cli: Cli, demo: Model) -> 
 def test_a_report_of_this_run_at_the_end(
     watched: Watched, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Plots are drawn but not rendered, which takes seconds.
-    monkeypatch.setattr("pyllama_mtp.measure.page._rendered", lambda *_: b"<svg/>")
+    # Drawing takes seconds.
+    monkeypatch.setattr("pyllama_mtp.measure.page.picture", lambda *_: b"<svg/>")
     cli(*SMALL)
     result = cli(*SMALL, "--classes", "source", "--report", "page")
     assert result.code == 0 and f"report: {Path('page', 'index.html')}" in result.err
@@ -199,7 +199,7 @@ def test_a_report_of_this_run_at_the_end(
     assert "MTP 2" in tables and "source" in tables
     assert tables.count("\n## ") == 1, "the earlier run in the same file is not in it"
     written = {path.suffix for path in Path("page").iterdir()}
-    assert written == {".html", ".svg", ".png", ".md", ".csv"}
+    assert written == {".html", ".svg", ".md", ".csv"}
     watched.script[watched.n_generations + 10] = interrupt
     result = cli(*SMALL, "--report", "interrupted")
     assert result.code == 130 and Path("interrupted", "index.html").is_file()

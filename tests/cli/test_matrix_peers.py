@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.figures import paired_ratios, typical_ratio
+from pyllama_mtp.measure.figures import paired_ratios
+from pyllama_mtp.measure.intervals import typical_ratio
 from pyllama_mtp.measure.records import read_cells, read_file
 
 from ..marks import usual
@@ -66,17 +67,15 @@ def test_a_depth_is_compared_with_the_same_depth_not_with_adaptive(peers: Any, c
     assert chosen.adaptive and chosen.n_max == fixed.n_max == theirs.n_max == 6
     ratio = typical_ratio(paired_ratios(fixed, theirs, "decode_tps")).value
     (note,) = [line for line in result.out.splitlines() if line.startswith("ours to llama-server")]
-    assert note.endswith(f"decode {ratio:.2f}x")
+    assert note.endswith(f"{ratio:.2f}x")
 
 
 def test_our_switches_are_not_theirs(peers: Any, cli: Cli) -> None:
     switches = ("--sync", "full,kv", "--draft-vocab", "full", "--synthetic-acceptance", "0.8,0.5")
     result = cli(*SMALL, "--repeat", "1", "--peers", "llama-server", *switches)
     assert result.code == 0
-    assert "llama-server: acceptance imposed by its --spec-synth-rates" in result.out
     cells = read_cells("matrix.jsonl")
     assert [c.program for c in cells if c.n_max] == ["pyllama-mtp"] * 2 + ["llama-server"]
-    assert "all with MTP: " in result.out and "draft vocab full" in result.out
     drafting = [line.split() for line in result.out.splitlines() if " MTP 2 " in line]
     found = [(row[1], *row[4:6]) for row in drafting[:3]]
     ours = [("pyllama-mtp", "SYNTHETIC", sync) for sync in ("full", "kv")]

@@ -1,11 +1,9 @@
-"""Paired ratios: which samples are paired, the estimate, its interval, intervals that hold
-together."""
+"""Paired ratios: which samples are paired, the estimate, its interval, intervals of many lines."""
 
 from __future__ import annotations
 
 import math
 import random
-from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -13,13 +11,10 @@ import pytest
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.figures import (
     Cell,
-    Ratio,
     base_of,
-    half_widths,
     paired_ratios,
-    typical,
-    typical_ratio,
 )
+from pyllama_mtp.measure.intervals import student, typical_ratio, typical_ratios
 from pyllama_mtp.measure.sample import Sample
 
 from ..cells import made_cell
@@ -87,39 +82,6 @@ def test_cpu_time_that_says_little_is_left_out(change: dict[str, Any]) -> None:
     assert paired_ratios(mtp, plain, "decode_tps") == [1.5]
 
 
-def test_the_estimate_takes_all_of_them_and_is_not_moved_by_a_stray_one() -> None:
-    """Of three: the fourth of the six means of pairs is between sqrt(1 * 4) and 2."""
-    assert typical_ratio([1.0, 2.0, 4.0]).value == 2.0
-    assert typical_ratio([1.0, 1.0, 1.21, 1.21]).value == pytest.approx(1.1)
-    assert typical_ratio([1.0] * 8 + [50.0]).value == 1.0
-
-
-def test_one_pair_says_nothing_of_the_noise() -> None:
-    assert typical_ratio([1.5]) == Ratio(1.5, None, None, 1) and typical_ratio([1.5]).holds_one
-    ratio = typical_ratio([1.3, 1.1, 1.2, 1.0, 1.9])
-    assert ratio.low and ratio.high and ratio.low < 1.0 and ratio.high > 1.4 and ratio.n == 5
-    assert ratio.scatter == pytest.approx((ratio.high - ratio.value) / ratio.value)
-
-
-@pytest.mark.parametrize("n", usual(3, long=[9]))
-def test_the_interval_holds_the_true_ratio_as_often_as_it_says(n: int) -> None:
-    draw = random.Random(7)
-    trials = [[draw.lognormvariate(0.3, 0.2) for _ in range(n)] for _ in range(600)]
-    found = [typical_ratio(trial) for trial in trials]
-    true = 2.718281828459045**0.3
-    held = sum((one.low or 9) <= true <= (one.high or 0) for one in found) / len(found)
-    assert 0.93 <= held <= 0.985
-    off = [abs(math.log(ratio.value / true)) for ratio in found]
-    off_median = [abs(math.log(median(trial) / true)) for trial in trials]
-    assert sum(off) < sum(off_median), "closer to the truth than their median"
-
-
-@pytest.mark.parametrize(("ratios", "message"), [([], "no repeat"), ([1.0, 0.0], "above 0")])
-def test_what_has_no_ratio_is_refused(ratios: list[float], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        typical_ratio(ratios)
-
-
 def test_the_base_is_the_plain_cell_of_the_same_setting() -> None:
     plain = cell(0, {0: 1.0})
     others = [
@@ -146,53 +108,72 @@ def test_of_several_bases_the_closest_is_taken() -> None:
     assert base_of(mtp, [first, mtp, cell(2, {0: 1.0}), second]) is first
 
 
-# -- intervals that hold together ------------------------------------------------------------------
-
-
-def rows(count: int, values: int, seed: int, width: float = 1.0) -> list[list[float]]:
-    source = random.Random(seed)
-    return [[source.gauss(0, width) for _ in range(values)] for _ in range(count)]
+# -- intervals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("count", "values"), usual((1, 9), (8, 3), long=[(1, 5), (20, 3), (20, 7)])
+    ("ratios", "value", "width"),
+    [
+        ([1.5], 1.5, None),
+        ([1.0, 2.0, 4.0], 2.0, 4.303 * math.log(2) / math.sqrt(3)),
+        ([1.0] * 8 + [50.0], 1.0, 2.306 * math.log(50) / 9),  # a stray one
+        ([0.9, 0.9], 0.9, 0.0),
+    ],
 )
-def test_all_intervals_hold_in_95_of_100_cases(count: int, values: int) -> None:
-    groups = [*([row] for row in range(count)), range(count)]
-    missed = 0
-    for seed in range(200):
-        drawn = rows(count, values, seed)
-        widths = half_widths(drawn, ["p"] * count, groups)
-        centers = [mean([float(typical(drawn[row])) for row in group]) for group in groups]
-        missed += any(abs(center) > width for center, width in zip(centers, widths, strict=True))
-    assert missed / 200 <= 0.08 and (missed / 200 >= 0.01 or count > 1)
+def test_estimate_and_interval(ratios: list[float], value: float, width: float | None) -> None:
+    found = typical_ratio(ratios)
+    assert found.value == pytest.approx(value) and found.n == len(ratios)
+    if width is None:
+        assert found.low is found.high is None and found.holds_one
+    else:
+        bounds = value * math.exp(-width), value * math.exp(width)
+        assert (found.low, found.high) == pytest.approx(bounds, rel=1e-3)
+        assert found.holds_one == (bounds[0] <= 1 <= bounds[1])
 
 
-def test_a_mean_of_rows_has_a_narrower_interval() -> None:
-    values = [[1.0, 2.0, 9.0], [5.0, 6.0, 7.0]]
-    one, _, both = half_widths(values, ["p", "p"], [[0], [1], [0, 1]])
-    assert both < one
+@pytest.mark.parametrize(("ratios", "message"), [([], "no repeat"), ([1.0, 0.0], "above 0")])
+def test_what_has_no_ratio_is_refused(ratios: list[float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        typical_ratio(ratios)
 
 
-def test_a_noisier_row_has_a_wider_interval_and_pools_are_apart() -> None:
-    quiet, loud = rows(6, 5, 1, 0.01), rows(6, 5, 2, 1.0)
-    singles = [[row] for row in range(6)]
-    apart = half_widths([*quiet[:3], *loud[:3]], ["a"] * 3 + ["b"] * 3, singles)
-    assert 2 * max(apart[:3]) < 0.1 < 2 * min(apart[3:])
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "bound"),
+    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 7, 2.365), (0.999, 12, 4.318), (0.9, 200, 1.653)],
+)
+def test_students_bounds(confidence: float, freedom: int, bound: float) -> None:
+    """Of the tables that every book has."""
+    assert student(confidence, freedom) == pytest.approx(bound, abs=1e-3)
 
 
-def test_equal_values_have_an_interval_without_width() -> None:
-    assert half_widths([[0.5, 0.5, 0.5]])[0] < 1e-9
+def noisy(source: random.Random, n: int, rows: int = 1) -> list[list[float]]:
+    return [[source.lognormvariate(0, 0.2) for _ in range(n)] for _ in range(rows)]
 
 
-def test_a_single_value_takes_its_noise_from_the_pool() -> None:
-    found = half_widths([*rows(3, 5, 1), [0.1]], ["p"] * 4, [[0], [3]])
-    assert found[1] > found[0]
+@pytest.mark.parametrize(("n", "rows"), usual((3, 1), long=[(2, 1), (9, 1), (3, 4)]))
+def test_the_interval_holds_the_true_ratio_as_often_as_it_says(n: int, rows: int) -> None:
+    source = random.Random(7)
+    found = [typical_ratio(*noisy(source, n, rows)) for _ in range(600)]
+    assert 0.93 <= sum(one.holds_one for one in found) / len(found) <= 0.97
+
+
+@pytest.mark.parametrize(("n", "lines"), usual((3, 20), long=[(5, 20), (9, 2)]))
+def test_of_many_lines_any_is_wrong_once_in_20_times(n: int, lines: int) -> None:
+    source = random.Random(3)
+    trials = [typical_ratios([noisy(source, n) for _ in range(lines)]) for _ in range(200)]
+    wrong = sum(not all(one.holds_one for one in trial) for trial in trials) / len(trials)
+    assert 0.01 <= wrong <= 0.075
+
+
+def test_holms_method() -> None:
+    """Each difference that is found makes the next one easier to find; a line with one pair is in
+    nobody's way."""
+    sure, close, single = [[2.0, 2.01, 2.02]], [[1.5, 1.6, 1.75]], [[3.0]]
+    assert not typical_ratio(*close).holds_one
+    both = typical_ratios([close, sure, single])
+    assert both[0] == typical_ratio(*close) and both[2].low is None
+    wider = typical_ratios([close, [[1.0, 2.0, 0.5]]])
+    assert (wider[0].high or 0) > (both[0].high or 0)
+    assert not both[1].holds_one and (both[1].high or 9) > (typical_ratio(*sure).high or 0)
     with pytest.raises(UsageError, match="one sample only"):
-        half_widths([[1.0], [2.0]], ["p", "p"], [[0], [1]])
-
-
-def test_the_same_input_gives_the_same_intervals() -> None:
-    values = rows(4, 5, 7)
-    singles = [[row] for row in range(4)]
-    assert half_widths(values, "aabb", singles) == half_widths(values, "aabb", singles)
+        typical_ratios([single, single])

@@ -16,7 +16,6 @@ from pyllama_mtp.measure.worth import (
     conditional,
     costs_of,
     rejected,
-    tune_markdown,
 )
 
 from ..cells import made_cell, made_sample
@@ -84,7 +83,7 @@ def test_the_interval_knows_that_prompts_differ() -> None:
     alike = [timed(1, 10, 1, 1, accepted=[5]) for _ in range(8)]
     apart = [timed(1, 10, 1, 1, accepted=[10 * (n % 2)]) for n in range(8)]
     (same,), (other,) = conditional(alike), conditional(apart)
-    assert same == (0.5, 0.5, 0.5)
+    assert same == (0.5, 0.5, 0.5), "no prompt differs"
     rate, low, high = other or (0, 0, 0)
     assert rate == 0.5 and low is not None and low < 0.3 and high is not None and high > 0.7
 
@@ -131,38 +130,7 @@ def test_models_and_axes_are_not_mixed() -> None:
 def test_expected_speed_is_tokens_over_the_time_of_a_round() -> None:
     shown = acceptance_markdown(matrix())
     assert "| 2 | 0.50 | 1.50 | 2.00 | 62 | 1.50x | 0.75x | 1.12x |" in shown
-    assert "verdict: at the costs measured here depth 1 is the best: 1.17x" in shown
-    assert "| as is | code | 1 | 40 | 100 |" in shown
-    assert "Measured were depths 0, 2; other costs are on a line between them." in shown
-
-
-def test_costs_that_contradict_each_other_give_no_verdict() -> None:
-    """Three rows cannot take less time than one."""
-    cells = [asked(depth, "code", timed(depth, 40, s, 0.1)) for depth, s in ((0, 1.0), (2, 0.7))]
-    for cell in cells[1:]:
-        cell.samples[0].accepted = [30, 30]
-    shown = acceptance_markdown(cells)
-    assert "no verdict: 2 rows took 0.85 plain steps, and fewer rows 1.00" in shown
-    assert "is the best" not in shown and "Expected" not in shown
-    costs = costs_of(cells)
-    assert costs and "no verdict: 2 rows" in tune_markdown(costs)
-    assert "draft_n_max" not in tune_markdown(costs)
-    noise = Costs(verify=(0, 1, 0.95, 1.2), draft=(0, 0.05, 0.1))
-    assert "use draft_n_max=2" in tune_markdown(noise)
-
-
-def test_one_sample_and_few_tokens_are_said_to_be_little() -> None:
-    cells = [asked(n, "code", timed(n, 40, 1 + n / 4, n / 4, accepted=[40] * n)) for n in (0, 1)]
-    assert "depth 1 is the best: about 1.3x, one sample" in acceptance_markdown(cells)
-    few = [asked(n, "code", timed(n, 4, 1 + n / 4, n / 4, accepted=[4] * n)) for n in (0, 1)]
-    shown = acceptance_markdown(few)
-    assert "no verdict: 5 tokens in all say too little" in shown and "the best" not in shown
-
-
-def test_a_head_that_never_drafts_well_is_called_broken() -> None:
-    cell = asked(1, "code", timed(1, 10, 1, 1, accepted=[2]))
-    assert "is fed, is broken" in acceptance_markdown([cell])
-    assert acceptance_markdown([asked(0, "code", timed(0, 9, 1, 0))]) == ""
+    assert "depth 1 is the best: 1.17x" in shown
 
 
 def test_rejected_drafts_say_where_they_were() -> None:
@@ -174,6 +142,5 @@ def test_rejected_drafts_say_where_they_were() -> None:
 
 def test_advice_follows_the_costs() -> None:
     cheap = Costs(verify=(0, 1, 1.1, 1.2), draft=(0, 0.05, 0.1))
-    assert "use draft_n_max=2" in advice(cheap)
     dear = Costs(verify=(0, 1, 2.5), draft=(0, 0.5))
-    assert advice(dear).startswith("MTP cannot pay here") and "draft_n_max=0" in advice(dear)
+    assert "draft_n_max=2" in advice(cheap) and "draft_n_max=0" in advice(dear)

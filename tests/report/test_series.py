@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pyllama_mtp.measure.figures import (
     LEAST_DRAFTS,
     Cell,
@@ -13,7 +11,7 @@ from pyllama_mtp.measure.figures import (
     sections,
     series_key,
 )
-from pyllama_mtp.measure.page import Point, curves, size_words
+from pyllama_mtp.measure.page import Point, curves
 
 from .conftest import make_cell
 
@@ -108,17 +106,9 @@ def test_a_figure_that_was_not_measured_has_no_point() -> None:
     assert curves([cell], "decode") == [] and len(curves([cell], "prefill")) == 1
 
 
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [(512, "512"), (1024, "1k"), (1536, "1.5k"), (5000, "5000"), (131072, "128k"), (1 << 20, "1M")],
-)
-def test_sizes_in_words_are_exact(tokens: int, words: str) -> None:
-    assert size_words(tokens) == words
-
-
 def test_adaptive_depth_is_the_last_curve() -> None:
     cells = [make_cell(6, adaptive=True), make_cell(8), make_cell(0), make_cell(6)]
-    assert [c.mode for c in curves(cells, "decode")] == ["no-MTP", "MTP 6", "MTP 8", "MTP auto"]
+    assert [c.label for c in curves(cells, "decode")] == ["no-MTP", "MTP 6", "MTP 8", "MTP auto"]
 
 
 def test_acceptance_of_adaptive_depth_needs_drafts() -> None:
@@ -128,9 +118,9 @@ def test_acceptance_of_adaptive_depth_needs_drafts() -> None:
     for cell in cells:
         counted(cell, [LEAST_DRAFTS, half, half - 1], [half, half, 0])
     fixed, chosen = curves(cells, "acceptance")
-    assert (fixed.mode, chosen.mode) == ("MTP 3", "MTP auto")
+    assert (fixed.label, chosen.label) == ("MTP 3", "MTP auto")
     assert [(p.x, p.y) for p in fixed.points] == [(1, 0.5), (2, 1.0), (3, 0.0)]
     assert [(p.x, p.y) for p in chosen.points] == [(1, 0.5), (2, 1.0)]
     for cell in cells:
         counted(cell, [half - 1, 0, 0], [0, 0, 0])
-    assert [curve.mode for curve in curves(cells, "acceptance")] == ["MTP 3"]
+    assert [curve.label for curve in curves(cells, "acceptance")] == ["MTP 3"]
