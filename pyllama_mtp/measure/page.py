@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -244,13 +243,12 @@ def _draw_lines(axes: Axes, shown: Sequence[Curve], places: Sequence[int]) -> No
         )
 
 
-def _bounds(curve: Curve) -> list[list[float]]:
-    """What bounds are below and above values, as errorbar wants it; not a number: no bound."""
-    none = math.nan
-    return [
-        [none if point.low is None else point.y - point.low for point in curve.points],
-        [none if point.high is None else point.high - point.y for point in curve.points],
-    ]
+def _bounds(curve: Curve) -> list[list[float]] | None:
+    """What bounds are below and above values, as errorbar wants it; None: one has no bounds."""
+    if any(point.low is None for point in curve.points):
+        return None
+    below = [point.y - (point.low or 0) for point in curve.points]
+    return [below, [(point.high or 0) - point.y for point in curve.points]]
 
 
 def _value(point: Point, kind: Kind) -> str:
