@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import options
 from pyllama_mtp.errors import LibraryError, ModelFileError, PyllamaMtpError
-from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
+from pyllama_mtp.measure.verdict import slow_types, slow_verdict, step_shares
 from pyllama_mtp.models.architectures import used
 from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_problems
 from pyllama_mtp.models.hub import local_file
@@ -140,7 +140,7 @@ def _print_step(info: GGUFInfo, slow: SlowTypes) -> None:
         size = info.step_types[kind] / 2**20
         fast = "unknown" if slow is None else "no fast path" if kind in slow else "fast"
         print(f"  {kind:24}{size:8.1f} MiB{100 * share:7.1f} %   {fast}")
-    if info.has_mtp and info.supported and (why := verdict((), slow or {})):
+    if info.has_mtp and info.supported and (why := slow_verdict(slow or {})):
         print(why)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.drafting.depth import needed_acceptance
 from pyllama_mtp.measure.figures import OURS, Cell, base_of, paired_ratios, waited_share
 from pyllama_mtp.measure.intervals import CONFIDENCE, typical_ratio
 from pyllama_mtp.measure.plan import AXES, axis_name, axis_words
@@ -33,15 +32,6 @@ MUCH = 0.5
 MANY = 7
 
 
-@dataclass(frozen=True)
-class Round:
-    """The times of a round of `depth` drafts in plain decode steps: verification, and in all."""
-
-    depth: int
-    verify: float
-    total: float
-
-
 def step_shares(info: GGUFInfo) -> dict[str, float]:
     """The share of each tensor type, 0 to 1, in what a plain decode step reads, largest first."""
     total = sum(info.step_types.values()) or 1
@@ -64,35 +54,15 @@ def slow_types_of(model: Model) -> dict[str, float]:
     return {} if model.on_gpu else slow_types(model.info, native.load())
 
 
-def verdict(rounds: Sequence[Round], slow: Mapping[str, float], accepted: str = "") -> str:
-    """Why MTP does not pay, in sentences; "" where nothing speaks against it.
-
-    Args:
-        rounds: as measured; empty: not measured.
-        slow: see :func:`slow_types`.
-        accepted: the acceptance that there is, in words, to stand beside what is needed.
-    """
-    part = sum(slow.values())
-    if not rounds and part < MUCH:
+def slow_verdict(slow: Mapping[str, float]) -> str:
+    """That MTP will hardly pay because of :func:`slow_types`; "" where they are not most."""
+    if sum(slow.values()) < MUCH:
         return ""
-    text = "MTP will hardly pay on this CPU."
-    if rounds:
-        needed = (needed_acceptance(one.total, one.depth) for one in rounds)
-        least = min((rate for rate in needed if rate is not None), default=None)
-        wanted = f"only if more than {percent(least or 0)} of the drafts are accepted"
-        pays = f"MTP pays here {wanted}{f' ({accepted})' if accepted else ''}"
-        text = (
-            f"{'MTP cannot pay here' if least is None else pays}: verifying "
-            f"{' / '.join(str(one.depth + 1) for one in rounds)} rows takes "
-            f"{' / '.join(f'{one.verify:.2f}' for one in rounds)} plain steps, with the drafts "
-            f"{' / '.join(f'{one.total:.2f}' for one in rounds)}, for at most as many tokens as "
-            "rows."
-        )
-    return text + _slow_words(slow)
+    return f"MTP will hardly pay on this CPU.{slow_words(slow)}"
 
 
-def _slow_words(slow: Mapping[str, float]) -> str:
-    """A sentence about types without a fast path, where they are many."""
+def slow_words(slow: Mapping[str, float]) -> str:
+    """A sentence about types without a fast path, where they are many; begins with a space."""
     part = sum(slow.values())
     if part < MUCH / 5:
         return ""
@@ -219,7 +189,7 @@ def _why_slower(gain: _Gain) -> str:
     cost = between(min(steps), max(steps))
     return (
         f" A pass with its drafts takes as long as {cost} steps without MTP."
-        f"{_slow_words(gain.cells[0].slow_types)}"
+        f"{slow_words(gain.cells[0].slow_types)}"
     )
 
 

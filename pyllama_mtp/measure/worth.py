@@ -33,7 +33,7 @@ from pyllama_mtp.measure.text import (
     size_name,
     to_markdown,
 )
-from pyllama_mtp.measure.verdict import Round, verdict
+from pyllama_mtp.measure.verdict import slow_words
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.sample import Sample
@@ -366,15 +366,14 @@ def advice(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
     """
     if costs.limit < 1:
         raise UsageError("nothing to recommend: only depth 0 was measured; measure 1 at least")
-    fixed = best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit)
-    why = ""
-    if not fixed:
-        rounds = [
-            Round(n, costs.verify[n + 1] / costs.plain, round_time(costs, n) / costs.plain)
-            for n in range(1, costs.limit + 1)
-        ]
-        typical = f"{percent(TYPICAL_ACCEPTANCE)} are typical"
-        why = verdict(rounds, slow or {}, typical) + " "
-    known = f"At {percent(TYPICAL_ACCEPTANCE)} acceptance, which is typical, use"
-    said = f"{known} draft_n_max={fixed}" if fixed else f"{why}Use draft_n_max=0"
+    typical = f"{percent(TYPICAL_ACCEPTANCE)} acceptance, which is typical"
+    if best := best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit):
+        said = f"At {typical}, use draft_n_max={best}"
+    else:
+        needed = [break_even(costs, depth) for depth in range(1, costs.limit + 1)]
+        least = min((rate for rate in needed if rate is not None), default=None)
+        pays = "MTP cannot pay here: no round takes fewer steps than it can give tokens"
+        if least is not None:
+            pays = f"MTP pays here from {percent(least)} acceptance, but not at {typical}"
+        said = f"{pays}.{slow_words(slow or {})} Use draft_n_max=0"
     return f'{said}; where acceptance varies, draft_n_max="auto" finds the depth while generating.'

@@ -24,7 +24,7 @@ from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.plan import ImageFile
 from pyllama_mtp.measure.table import markdown_table, print_matrix
 from pyllama_mtp.measure.text import telemetry_lines
-from pyllama_mtp.measure.verdict import summary, verdict
+from pyllama_mtp.measure.verdict import slow_verdict, summary
 from pyllama_mtp.measure.worth import acceptance_markdown, tune_markdown
 from pyllama_mtp.telemetry import NearTie, Telemetry
 
@@ -156,12 +156,12 @@ def compared(show: Callable[..., Any]) -> str:
 
 def tuned() -> str:
     cheap, dear = Costs((0, 1, 1.1, 1.2), (0, 0.05, 0.1)), Costs((0, 1, 2.5), (0, 0.5))
-    impossible = Costs((0, 1, 0.7), (0, 0.1))
+    impossible, much = Costs((0, 1, 0.7), (0, 0.1)), Costs((0, 1, 1.7), (0, 0.2))
     return "\n\n".join(
         [
-            *map(tune_markdown, (cheap, dear, impossible)),
+            *map(tune_markdown, (cheap, dear, much, impossible)),
             tune_markdown(dear, SLOW),
-            verdict((), SLOW),
+            slow_verdict(SLOW),
         ]
     )
 
