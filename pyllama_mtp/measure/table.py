@@ -270,7 +270,7 @@ def matrix_columns(cells: Sequence[Cell], *more: str) -> list[Column]:
             continue
         chosen.append(column)
         if column.title == "mode":
-            chosen += [_axis(name) for name in _AXES if len(axis_values(cells, name)) > 1]
+            chosen += [_axis(name) for name in _AXES if _varies(cells, name)]
     return chosen
 
 
@@ -287,16 +287,11 @@ def axis_shown(cell: Cell, name: str) -> str:
     return used or cell.axis(name)
 
 
-def axis_values(cells: Iterable[Cell], name: str) -> list[str]:
-    """The different values on an axis among the cells that have one, in their order.
-
-    `prompt_sync` "auto" does not count beside other values: a cell without samples does not know
-    what it comes down to.
-    """
-    values = list(dict.fromkeys(filter(None, (axis_shown(cell, name) for cell in cells))))
-    if name != "prompt_sync":
-        return values
-    return [value for value in values if value != "auto"] or values
+def _varies(cells: Iterable[Cell], name: str) -> bool:
+    """Whether cells differ on an axis. A cell without samples does not know what `prompt_sync`
+    "auto" comes down to, so that this is no value beside others."""
+    unknown = {"", "auto"} if name == "prompt_sync" else {""}
+    return len({axis_shown(cell, name) for cell in cells} - unknown) > 1
 
 
 def matrix_rows(
