@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyllama_mtp.measure.figures import Cell
+from pyllama_mtp.measure.figures import OURS, Cell
 from pyllama_mtp.measure.plan import Key
 from pyllama_mtp.measure.sample import Sample
 
@@ -36,4 +36,7 @@ def made_cell(depth: int, samples: Sequence[Sample], **changes: Any) -> Cell:
     }
     key |= {name: changes.pop(name) for name in key if name in changes}
     values |= changes
+    if depth and values.get("program", OURS) == OURS:
+        for sample in samples:
+            sample.prompt_sync = sample.prompt_sync or "kv"
     return Cell(**values, key=Key(build=values["variant"], **key))

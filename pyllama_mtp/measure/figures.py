@@ -123,6 +123,12 @@ class Cell:
         return self.key.axes
 
     @property
+    def from_text(self) -> bool:
+        """Whether all drafts came from earlier in the text, since the model has no MTP head."""
+        chosen = self.adaptive and self.program == OURS and bool(self.samples)
+        return chosen and not any(sample.prompt_sync for sample in self.samples)
+
+    @property
     def mode(self) -> str:
         """ "draft-mtp" or "no-mtp"."""
         return "draft-mtp" if self.n_max else "no-mtp"
@@ -175,7 +181,7 @@ class Cell:
     def prompt_sync_share(self) -> float | None:
         """Part of the prefill's time that the MTP block took; None without MTP."""
         prefill_s = sum(sample.prefill_s for sample in self.samples)
-        if not (self.n_max and prefill_s > 0 and self.program == OURS):
+        if not (self.n_max and prefill_s > 0 and self.program == OURS) or self.from_text:
             return None
         return sum(sample.time_s.get("prompt_sync", 0.0) for sample in self.samples) / prefill_s
 
@@ -342,7 +348,9 @@ def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
 
 
 def mode_words(cell: Cell) -> str:
-    """ "no-MTP", "MTP 3" or "MTP auto"."""
+    """ "no-MTP", "MTP 3" or "MTP auto"; "n-grams" of a model without a head."""
+    if cell.from_text:
+        return "n-grams"
     return f"MTP {'auto' if cell.adaptive else cell.n_max}" if cell.n_max else "no-MTP"
 
 

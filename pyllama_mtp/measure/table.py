@@ -265,6 +265,7 @@ def matrix_columns(cells: Sequence[Cell], *more: str) -> list[Column]:
     chosen: list[Column] = []
     different = {"", *varying(cells), *[IMAGES] * _with_images(cells)}
     different |= {"n_context"} if any(cell.n_context for cell in cells) else set()
+    more += ("round",) * any(cell.from_text for cell in cells)
     for column in COLUMNS:
         if column.shown not in ("table", *more) or column.dimension not in different:
             continue
@@ -430,8 +431,8 @@ def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
         return []
     looked_up = sum(s.looked_up.get("rounds", 0) for cell in adaptive for s in cell.samples)
     return [
-        f"MTP auto: {sum(map(_drafts, adaptive)) / rounds:.1f} drafts per round on average; from "
-        f"earlier in the text in {percent(looked_up / rounds)} of the rounds"
+        f"{mode_words(adaptive[0])}: on average {sum(map(_drafts, adaptive)) / rounds:.1f} drafts "
+        f"per round; from earlier in the text in {percent(looked_up / rounds)} of the rounds"
     ]
 
 

@@ -152,8 +152,9 @@ def summary(cells: Sequence[Cell]) -> str:
     if default is not best:
         how += f"; auto, the default: {gain_words(typical_ratio(*default.decode))}"
     imposed = any(cell.synthetic_acceptance for cell in best.cells)
+    way = "drafts from the text (n-grams)" if best.cells[0].from_text else "MTP"
     said = (
-        f"{'At the imposed acceptance, with' if imposed else 'With'} MTP decode is "
+        f"{'At the imposed acceptance, with' if imposed else 'With'} {way} decode is "
         f"{gain_words(decode)} ({how}); prefill is {gain_words(prefill)}."
     )
     if decode.is_one(EQUAL):

@@ -366,14 +366,15 @@ def advice(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
     """
     if costs.limit < 1:
         raise UsageError("nothing to recommend: only depth 0 was measured; measure 1 at least")
-    typical = f"{percent(TYPICAL_ACCEPTANCE)} acceptance, which is typical"
+    typical = percent(TYPICAL_ACCEPTANCE)
+    auto = 'where acceptance varies, draft_n_max="auto" finds the depth while generating'
     if best := best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit):
-        said = f"At {typical}, use draft_n_max={best}"
-    else:
-        needed = [break_even(costs, depth) for depth in range(1, costs.limit + 1)]
-        least = min((rate for rate in needed if rate is not None), default=None)
-        pays = "MTP cannot pay here: no round takes fewer steps than it can give tokens"
-        if least is not None:
-            pays = f"MTP pays here from {percent(least)} acceptance, but not at {typical}"
-        said = f"{pays}.{slow_words(slow or {})} Use draft_n_max=0"
-    return f'{said}; where acceptance varies, draft_n_max="auto" finds the depth while generating.'
+        return f"At {typical} acceptance, which is typical, use draft_n_max={best}; {auto}."
+    needed = [break_even(costs, depth) for depth in range(1, costs.limit + 1)]
+    least = min((rate for rate in needed if rate is not None), default=None)
+    why = slow_words(slow or {})
+    if least is None:
+        cannot = "MTP cannot pay here: no round takes fewer steps than it can give tokens"
+        return f"{cannot}.{why} Use draft_n_max=0."
+    pays = f"MTP pays here from {percent(least)} acceptance on, and {typical} are typical"
+    return f"{pays}.{why} Use draft_n_max=0; {auto}."

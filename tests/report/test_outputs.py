@@ -75,6 +75,15 @@ def asked() -> list[Cell]:
     return cells
 
 
+def headless() -> list[Cell]:
+    """A model without an MTP head."""
+    drafting = make_cell(6, adaptive=True, decode=(60, 63, 56))
+    for sample in drafting.samples:
+        sample.prompt_sync, sample.drafted, sample.accepted = "", [], []
+        sample.looked_up = {"rounds": 10, "drafted": 30, "accepted": 12}
+    return [make_cell(0), drafting]
+
+
 #: Repeats of no MTP.
 FEW, MANY = (40.0, 42.0, 38.0), (40.0, 42.0, 38.0, 41.0, 39.0, 40.0, 40.0)
 
@@ -178,6 +187,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "measured.txt": lambda: printed(bench.read(MEASURED).cells, 80),
     "everything.md": lambda: markdown_table(everything(), per_round=True),
     "everything.txt": lambda: printed(everything(), None),
+    "headless.md": lambda: markdown_table(headless()),
     "contexts.md": lambda: markdown_table(
         [make_cell(n, axes={"n_context": at}) for at in (16384, 1024) for n in (0, 3)]
     ),
