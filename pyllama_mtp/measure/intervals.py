@@ -13,7 +13,6 @@ from functools import lru_cache
 from statistics import mean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyllama_mtp.errors import UsageError
 
@@ -97,18 +96,18 @@ def _estimate(rows: Sequence[Sequence[float]]) -> tuple[float, float, int]:
         raise UsageError("no repeat was measured on both sides, so there is no ratio")
     if (least := min(map(min, rows))) <= 0:
         raise UsageError(f"a ratio of speeds must be above 0, not {least}")
-    logs = [np.log(row) for row in rows]
-    center = mean(map(_typical, logs))
+    center = mean(math.log(_typical(row)) for row in rows)
     if min(map(len, rows)) < 2:
         return center, math.inf, 0
-    error = math.sqrt(sum(np.var(row, ddof=1) / len(row) for row in logs)) / len(rows)
+    error = math.sqrt(sum(np.var(np.log(row), ddof=1) / len(row) for row in rows)) / len(rows)
     center, error = (value if abs(value) > _ROUNDING else 0.0 for value in (center, error))
     return center, error, sum(len(row) - 1 for row in rows)
 
 
-def _typical(values: NDArray[np.float64]) -> float:
-    first, second = np.triu_indices(len(values))
-    return float(np.median((values[first] + values[second]) / 2))
+def _typical(row: Sequence[float]) -> float:
+    first, second = np.triu_indices(len(row))
+    values = np.array(row, dtype=float)
+    return float(np.median(np.sqrt(values[first] * values[second])))
 
 
 def _chance_of_one(rows: Sequence[Sequence[float]]) -> float | None:

@@ -66,7 +66,7 @@ def gain_words(ratio: Ratio) -> str:
     if ratio.is_one(EQUAL):
         return f"about as fast as without, {interval} times"
     if ratio.holds_one:
-        return f"{interval} times as fast, so it cannot be told whether it is faster"
+        return f"{interval} times as fast"
     return f"{value} times as fast{'' if interval == value else f', {interval}'}"
 
 

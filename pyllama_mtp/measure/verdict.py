@@ -125,7 +125,8 @@ def _gains(cells: Sequence[Cell]) -> list[_Gain]:
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """What the fastest way of drafting gains, in plain words; "" where there is nothing to compare.
+    """What drafting gains, in plain words: with the depth that is chosen while generating, or, if
+    only fixed ones were measured, the fastest. "": there is nothing to compare.
 
     The fastest of several is so by luck in part: its interval is that of as many comparisons.
 
@@ -134,50 +135,48 @@ def summary(cells: Sequence[Cell]) -> str:
     """
     if not (gains := _gains(cells)):
         return ""
-    best, confidence = gains[0], 1 - (1 - CONFIDENCE) / len(gains)
+    best, sure = gains[0], 1 - (1 - CONFIDENCE) / len(gains)
+    auto = next((one for one in gains if one.cells[0].adaptive), None)
+    chosen, confidence = (auto, CONFIDENCE) if auto else (best, sure)
     decode, prefill = (
-        typical_ratio(*rows, confidence=confidence) for rows in (best.decode, best.prefill)
+        typical_ratio(*rows, confidence=confidence) for rows in (chosen.decode, chosen.prefill)
     )
-    shortest = min(cell.max_tokens for cell in best.cells)
+    shortest = min(cell.max_tokens for cell in chosen.cells)
     if shortest < ENOUGH_TOKENS:
         return (
             f"{counted(shortest, 'generated token')} say too little of the speed for a verdict; "
             f"take --max-tokens {ENOUGH_TOKENS} or more."
         )
-    how = f"{best.name}, {best.tokens:.1f} tokens per pass"
-    sizes = [typical_ratio(row).value for row in best.decode]
+    imposed = any(cell.synthetic_acceptance for cell in chosen.cells)
+    start = "At the imposed acceptance, with" if imposed else "With"
+    way = "drafts from the text (n-grams)" if chosen.cells[0].from_text else "MTP"
+    how = f"{chosen.name}, {chosen.tokens:.1f} tokens per pass"
+    sizes = [typical_ratio(row).value for row in chosen.decode]
     if between(min(sizes), max(sizes)) != between(decode.value, decode.value):
         how += f"; {between(min(sizes), max(sizes))} times from prompt to prompt"
-    default = next((one for one in gains if one.cells[0].adaptive), best)
-    if default is not best:
-        how += f"; auto, the default: {gain_words(typical_ratio(*default.decode))}"
-    imposed = any(cell.synthetic_acceptance for cell in best.cells)
-    way = "drafts from the text (n-grams)" if best.cells[0].from_text else "MTP"
-    said = (
-        f"{'At the imposed acceptance, with' if imposed else 'With'} {way} decode is "
-        f"{gain_words(decode)} ({how}); prefill is {gain_words(prefill)}."
-    )
-    if decode.is_one(EQUAL):
-        return said
-    if decode.holds_one:
-        return f"{said} {_why_unclear(best)}"
-    return said if decode.value > 1 else f"{said}{_why_slower(best)}"
+    fastest = typical_ratio(*best.decode, confidence=sure)
+    if between(fastest.value, fastest.value) != between(decode.value, decode.value):
+        how += f"; {best.name}, the fastest of {len(gains)}: {gain_words(fastest)}"
+    said = f"{start} {way} decode is {gain_words(decode)} ({how})"
+    if decode.holds_one and not decode.is_one(EQUAL):
+        said += f", so it cannot be told whether that is faster: {_why_unclear(chosen)}"
+    slower = _why_slower(chosen) if decode.high is not None and decode.high < 1 else ""
+    return f"{said}. Prefill is {gain_words(prefill)}.{slower}"
 
 
 def _why_unclear(gain: _Gain) -> str:
     """Why the interval is wide, and what to do."""
     fewest, busy = min(map(len, gain.decode)), waited_share([*gain.cells, *gain.bases])
     reasons, advice = list[str](), list[str]()
-    if busy >= WAITED_MUCH:
-        reasons.append("other programs kept the machine busy")
-        advice.append("close them")
     if fewest < MANY:
         reasons.append(f"there {'is' if fewest == 1 else 'are'} {counted(fewest, 'repeat')} only")
         advice.append(f"take --repeat {MANY}")
+    if busy >= WAITED_MUCH:
+        reasons.append("other programs kept the machine busy")
+        advice.append("close them")
     if not reasons:
-        return "The samples scatter: take more repeats, or more --max-tokens."
-    said = f"{' and '.join(reasons)}: {' and '.join(advice)}."
-    return said[0].upper() + said[1:]
+        return "the samples scatter; take more repeats, or more --max-tokens"
+    return f"{' and '.join(reasons)}; {' and '.join(advice)}"
 
 
 def _why_slower(gain: _Gain) -> str:
