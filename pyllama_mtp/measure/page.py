@@ -95,19 +95,18 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
     """
     shown = [cell for cell in figures.latest(cells) if cell.samples]
     by_context, place = along(shown) == "n_context", attrgetter(along(shown))
-    ignored, several = {"n_context"} if by_context else set[str](), False
+    ignored = {"n_context"} if by_context else set[str]()
+    several = by_context and kind != "models" and len({cell.n_prompt for cell in shown}) > 1
+    places = {id(cell): int(place(cell)) for cell in shown}
     if kind == "models":
         ignored = {"model", "machine", "class", "image", "n_context"}
         parts = enumerate(figures.sections(cells))
-        numbers = {id(cell): number for number, part in parts for cell in part}
-        place = lambda cell: numbers[id(cell)]  # noqa: E731
-    elif by_context:
-        several = len({cell.n_prompt for cell in shown}) > 1
+        places = {id(cell): number for number, part in parts for cell in part}
     label = figures.Labels(shown, ignored)
     by_series: dict[tuple[figures.SeriesKey, int], dict[int, Cell]] = {}
     for cell in sorted(shown, key=attrgetter("n_context", "n_prompt")):
         key = figures.series_key(cell, ignored), cell.n_prompt if several else 0
-        by_series.setdefault(key, {}).setdefault(place(cell), cell)
+        by_series.setdefault(key, {}).setdefault(places[id(cell)], cell)
     drawn, depth = [], attrgetter("adaptive", "n_max")
     members = sorted(by_series.values(), key=lambda own: depth(next(iter(own.values()))))
     for number, own in enumerate(members):
