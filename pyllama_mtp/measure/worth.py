@@ -269,8 +269,9 @@ def _acceptance(cells: Sequence[Cell]) -> str:
     parts = [
         "Acceptance %, of drafts whose predecessors were all accepted",
         table,
-        f"In brackets the {100 * CONFIDENCE:g} % interval over prompts.",
     ]
+    if max(row["prompts"] for row in rows) > 1:
+        parts.append(f"In brackets the {100 * CONFIDENCE:g} % interval over prompts.")
     measured = sorted({cell.n_max for cell in cells})
     first = [row["conditional"][0][0] for row in rows if any(row["conditional"][:1])]
     if first and max(first) < BROKEN_BELOW:

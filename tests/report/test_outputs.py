@@ -60,19 +60,35 @@ def everything() -> list[Cell]:
     return busy(*cells)
 
 
-def asked() -> list[Cell]:
-    """Questions of two classes, one of which the head drafts well for."""
+def asked(*rates: tuple[float, ...], pass_s: float = 0.2, n: int = 3) -> list[Cell]:
+    """Questions, of a class for each of these acceptances of a first and a second draft. A round of
+    40 with two drafts takes 1.5 s and twice `pass_s`."""
     cells = []
-    for kind, rates in (("code", (0.9, 0.8)), ("factual", (0.5, 0.2))):
+    for kind, own in zip(("code", "factual"), rates, strict=False):
         for depth in (0, 2):
-            cell = make_cell(depth, 0, prompt_class=kind, decode=(40, 40, 44))
+            cell = make_cell(depth, 0, [9.0] * n, [40.0] * n, prompt_class=kind)
             for number, sample in enumerate(cell.samples):
-                sample.rounds, sample.time_s = 40, {"draft": 0.1 * depth}
-                sample.decode_s = 1.5 + 0.2 * depth
+                sample.rounds, sample.time_s = 40, {"draft": 0.05 * depth}
+                sample.decode_s = 1.5 + pass_s * depth
                 sample.drafted = [40, 40][:depth]
-                sample.accepted = [round(40 * rate) + number for rate in rates][:depth]
+                sample.accepted = [round(40 * rate) + number for rate in own][:depth]
             cells.append(cell)
     return cells
+
+
+def accepted() -> str:
+    few = asked((0.9, 0.8), n=1)
+    few[-1].samples[0].n_generated = 9
+    cases = {
+        "two classes": asked((0.9, 0.8), (0.5, 0.2)),
+        "costs that contradict each other": asked((0.9, 0.8), pass_s=-0.7),
+        "no depth pays": asked((0.5, 0.5), pass_s=0.9),
+        "one sample": asked((0.9, 0.8), n=1),
+        "few tokens": few,
+        "a broken head": asked((0.2, 0.1)),
+        "no drafts": [make_cell(0)],
+    }
+    return "\n\n".join(f"# {name}\n\n{acceptance_markdown(own)}" for name, own in cases.items())
 
 
 def headless() -> list[Cell]:
@@ -199,7 +215,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "stats.txt": statistics,
     "compare.md": lambda: compared(markdown),
     "compare.txt": lambda: compared(print_comparison),
-    "accept.md": lambda: acceptance_markdown(asked()),
+    "accept.md": accepted,
     "tune.md": tuned,
 }
 
