@@ -53,34 +53,6 @@ STATES = [
 ]
 
 
-def test_ratios_are_to_no_mtp_of_the_same_size() -> None:
-    rows = matrix_rows(CELLS)
-    assert "|".join(rows[1]) == "512|MTP 3|1,900|~0.9x|0.0|150.0|~1.5x|0.40|90 80 70|3.40"
-    assert rows[0][3] == rows[0][6] == "1.00x"
-    assert rows[2][3] == rows[2][6] == "-", "there is no no-MTP cell of 1024 tokens"
-    assert rows[0][8] == rows[0][4] == "-"
-
-
-def test_a_switch_has_a_column_if_it_varies() -> None:
-    names = [column.title for column in matrix_columns(STATES)]
-    assert names[:6] == [
-        "prompt tokens",
-        "mode",
-        "rows",
-        "sync",
-        "prefill tok/s",
-        "vs no-MTP paired",
-    ]
-    assert [row[2:6] for row in matrix_rows(STATES)] == [
-        ["-", "-", "2,000", "1.00x"],
-        ["all", "full", "1,000", "~0.5x"],
-        ["last", "full", "1,600", "~0.8x"],
-        ["last", "kv", "1,960", "~1.0x"],
-    ]
-    assert [row[6] for row in matrix_rows(STATES)] == ["-", "3.9", "6.2", "7.7"]
-    assert "rows" not in [column.title for column in matrix_columns(STATES[2:])]
-
-
 def test_auto_is_shown_as_what_it_came_down_to() -> None:
     left_out = with_switches("last", "auto", 1000)
     left_out.samples, left_out.skipped = [], "too long"

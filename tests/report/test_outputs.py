@@ -54,7 +54,10 @@ def everything() -> list[Cell]:
     server = {"program": "llama-server", "variant": "release", "series": ""}
     cells = [make_cell(0), make_cell(3, decode=(60, 63, 56)), auto, *pictures]
     cells += [make_cell(3, 2048, prefill=(), decode=(), skipped="needs 99 GiB")]
-    cells += [make_cell(3, axes={"prompt_sync": "full"}, synthetic_acceptance=[0.8, 0.7, 0.6])]
+    other = {"prompt_sync": "full", "prompt_rows": "all"}
+    cells += [make_cell(3, axes=other, synthetic_acceptance=[0.8, 0.7, 0.6])]
+    for sample in cells[-1].samples:
+        sample.prompt_sync = "full"
     cells += [make_cell(n, **server, decode=(30, 31, 33)) for n in (0, 3)]
     cells += [make_cell(0, **{**server, "program": "llama-bench"})]
     return busy(*cells)
