@@ -73,15 +73,6 @@ def test_noise_past_the_threshold_is_unclear_not_slower() -> None:
     assert low is not None and high is not None and low < 1 < high
 
 
-def test_samples_are_paired_by_repeat() -> None:
-    """Every repeat has a text of its own, and half the speed of the one before."""
-    old = [make_cell(0, decode=[40, 20, 10], prefill=[9, 9, 9], repeats=[0, 1, 2])]
-    new = [make_cell(0, decode=[9, 18, 36], prefill=[9, 9, 9], repeats=[2, 1, 0])]
-    (change,) = compare(old, new, figures=["decode"]).changes
-    assert change.ratio == pytest.approx(0.9) and change.high == pytest.approx(0.9)
-    assert change.verdict == "slower"
-
-
 def test_ratios_to_no_mtp_do_not_see_the_machine() -> None:
     old = make_matrix(1)
     new = slowed(slowed(old, 0.8), 0.8, "prefill_tps")
