@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -126,7 +126,7 @@ def _points(
         yield from (Point(n, rate) for n, rate in enumerate(rates, start=1) if rate is not None)
         return
     figure: Figure = "prefill_tps" if kind.startswith("prefill") else "decode_tps"
-    for place, cell in members.items():
+    for place, cell in sorted(members.items(), key=itemgetter(0)):
         if kind == "acceptance":
             if cell.n_max and (drafted := sum(cell.drafted)) >= LEAST_DRAFTS:
                 yield Point(place, sum(cell.accepted) / drafted)
@@ -196,6 +196,7 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind) -> None:
     if kind == "models":
         titles, where = [*map(title_of, figures.sections(cells))], ""
         names = [titles[place] for place in places]
+        axes.tick_params(axis="x", rotation=20 if len(names) > 3 else 0)
     if kind == "models" or (len(places) == 1 and kind != "acceptance"):
         _draw_bars(axes, shown, places, kind)
     else:
@@ -205,7 +206,7 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind) -> None:
     axes.set_xlabel(where)
     _scale_y(axes, shown, kind, by_cpu(cells))
     axes.set_title("\n".join([*_caption(cells, kind)]), loc="left", fontsize="medium")
-    columns = max(1, min(4, len(shown), 90 // (max(len(one.label) for one in shown) + 8)))
+    columns = max(1, min(6, len(shown), 90 // (max(len(one.label) for one in shown) + 8)))
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=columns, frameon=False)
 
 
@@ -291,7 +292,8 @@ def _caption(cells: Sequence[Cell], kind: Kind) -> Iterator[str]:
         yield f"from {samples}; error bars: {percent(CONFIDENCE)} intervals"
     else:
         yield f"medians of {samples}; error bars: lowest and highest"
-    yield from map(synthetic_warning, table.imposed(cells))
+    for rates in table.imposed(cells):
+        yield synthetic_warning(rates).partition(":")[0]
 
 
 def picture(cells: Sequence[Cell], kind: Kind) -> bytes:

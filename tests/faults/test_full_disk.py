@@ -76,7 +76,7 @@ from pyllama_mtp.errors import DiskFullError
 from pyllama_mtp.measure.page import _write
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 def files(mark, n):
-    return {"index.html": mark * 10, "tables.md": mark * n, "decode.png": mark * 10}
+    return {"index.html": mark * 10, "tables.md": mark * n, "decode.svg": mark * 10}
 folder = Path(sys.argv[1])
 _write(folder, files(b"1", 10))
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -85,7 +85,7 @@ try:
 except DiskFullError as error:
     assert str(folder / "tables.md") in str(error), error
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert found == {**files(b"1", 10), "decode.png": b"2" * 10}, "whole files, the page last"
+    assert found == {**files(b"1", 10), "decode.svg": b"2" * 10}, "whole files, the page last"
     print("whole")
 """
 
