@@ -126,8 +126,8 @@ class Report:
     Writes index.html, one page that needs no network and no other file; every plot
     as SVG (prefill and decode against prompt size, their ratios to no MTP,
     acceptance by draft position, and a chart over several models); tables.md and
-    tables.csv. Each model, machine and class of prompts has a section. If a cell was
-    measured more than once, the last measurement counts.
+    tables.csv. Each model, machine and class of prompts has a section. Of a cell
+    that was measured more than once, the last measurement counts.
 
     The plots need matplotlib: pip install 'pyllama-mtp[report]'
 

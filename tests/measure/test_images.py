@@ -183,7 +183,6 @@ def test_prompts_are_compared_with_the_time_to_encode_on_both_sides() -> None:
     ]
     table = bench.Results(cells).markdown()
     assert "encoding and prefill ~0.8x, decode ~1.0x" in table
-    assert "its prefill contains the encoding of the image" in table
     mine, theirs = (row for row in table.splitlines() if row.startswith("| 100 |"))
     assert "| 15 | 500.0 | 250.0 |" in mine and "| 15 | - | - |" in theirs
 
