@@ -390,14 +390,8 @@ def _example(request: MatrixRequest) -> Path | None:
     return path
 
 
-def measure(
-    args: argparse.Namespace,
-    request: MatrixRequest,
-    found: Records,
-    without: str = "--depths 0",
-) -> None:
-    """Load and measure; every record goes to the file, then to `found`. `without`: as of
-    :func:`.options.open_model`.
+def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) -> None:
+    """Load and measure; every record goes to the file, then to `found`.
 
     Raises:
         KeyboardInterrupt: at the end, if the user interrupted.
@@ -406,7 +400,7 @@ def measure(
     from pyllama_mtp.measure.run import run_matrix
 
     native.load(request.libraries[0] or None)
-    with options.open_model(args, mtp=request.mtp, without=without) as model:
+    with options.open_model(args, mtp=request.mtp, without="--depths 0") as model:
 
         @contextmanager
         def watch(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:

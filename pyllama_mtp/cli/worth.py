@@ -29,6 +29,8 @@ class Accept:
 
       {"class": "mine", "prompt": "Why?", "chat": true, "thinking": false}
 
+    Without an MTP head, drafts from the text are measured.
+
     examples:
       pyllama-mtp accept
       pyllama-mtp accept --model FILE --classes code --prompts-per-class 6
@@ -102,10 +104,7 @@ class Accept:
         code, records = 0, Records()
         with parsing.new_file(args.pairs) as pairs:
             if request:
-                code = matrix.collect(
-                    lambda: matrix.measure(args, request, records, "--draft-n-max 0 to generate"),
-                    records,
-                )
+                code = matrix.collect(lambda: matrix.measure(args, request, records), records)
             cells = records.cells if request else read_cells(args.read)
             if pairs:
                 pairs.write(*rejected(cells))
@@ -163,6 +162,7 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         sizes=(0, *sorted(usual if chosen is None else chosen)),
         fewer_sizes=chosen is None,
         depths=(0, args.draft_n_max),
+        else_text=True,
         max_tokens=args.max_tokens,
         repeat=args.context_prompts,
         repeats={name: min(n, most) for name, n in counts.items()},
@@ -190,6 +190,7 @@ class Tune:
 
     This is a matrix of the depths 0 to --limit after one prompt. Which depth is the
     fastest depends on how often drafts are accepted: see 'pyllama-mtp accept'.
+    Without an MTP head, drafts from the text are measured, which have no depth.
 
     examples:
       pyllama-mtp tune
@@ -229,6 +230,7 @@ class Tune:
         request = MatrixRequest(
             sizes=args.prompt_size,
             depths=tuple(range(args.limit + 1)),
+            else_text=True,
             max_tokens=TOKENS,
             repeat=args.repeat,
             settings=options.settings_from(args, args.limit),
@@ -238,8 +240,12 @@ class Tune:
             profile=args.profile,
         )
         records = Records()
-        matrix.measure(args, request, records, "--draft-n-max 0 to generate")
+        matrix.measure(args, request, records)
         cells = records.cells
+        if any(cell.from_text for cell in cells):
+            matrix.show(cells, "json" if args.json else "markdown")
+            matrix.say("there is no depth to tune: drafts from the text cost no pass of their own")
+            return 0
         costs = costs_of(cells)
         if costs is None:
             raise UsageError("; ".join(str(cell.skipped) for cell in cells if cell.skipped))

@@ -48,6 +48,7 @@ class MatrixRequest:
         fewer_sizes: sizes beyond the model's context are left out, as the usual ones are.
         depths: None: DEPTHS, as far as there are imposed rates for them; without an MTP head 0 and
             "auto", with drafts from the text.
+        else_text: without an MTP head, measure these in place of `depths`, too.
         classes: None: the image where there is one; text; for filled contexts source, of which
             there is enough, so that short and long ones hold the same kind.
         axes: values of fields of `Settings` and of OWN_AXES, by name.
@@ -80,6 +81,7 @@ class MatrixRequest:
     sizes: Any = None
     fewer_sizes: bool = False
     depths: Any = None
+    else_text: bool = False
     max_tokens: Any = MAX_TOKENS
     repeat: Any = REPEAT
     classes: Any = None
@@ -145,7 +147,8 @@ class MatrixRequest:
     @property
     def mtp(self) -> bool | None:
         """Whether the model needs an MTP head; None: it is used if there is one."""
-        if self.depths is None or (not any(self.plan.fixed_depths) and "auto" in self.plan.depths):
+        usual = self.depths is None or self.else_text
+        if usual or (not any(self.plan.fixed_depths) and "auto" in self.plan.depths):
             return None
         return any(self.plan.depths)
 
@@ -238,7 +241,8 @@ class MatrixRequest:
         axes = self.plan.axes
         if not model.has_mtp:
             ngram = any(axes.get("ngram", (self.settings.ngram,)))
-            depths = depths if self.depths is not None else (0, "auto") if ngram else (0,)
+            if self.depths is None or self.else_text:
+                depths = (0, "auto") if ngram else (0,)
             axes = {name: values for name, values in axes.items() if name not in SWITCHES}
         if most := model.info.most_drafts:
             possible = tuple(min(one, most) if isinstance(one, int) else one for one in depths)

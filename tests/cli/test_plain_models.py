@@ -55,6 +55,18 @@ def test_matrix(in_process: Program, llama: str, tmp_path: Path) -> None:
     assert [cell.n_max for cell in bench.matrix(llama, **few, ngram=False)] == [0]
 
 
+def test_accept_and_tune_measure_drafts_from_the_text(
+    in_process: Program, llama: str, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"class": "mine", "prompt": "la la la la", "chat": false}\n')
+    mine = ("--prompts", prompts, "--context-lengths", "none", "-n", "8")
+    done = in_process("accept", "-m", llama, *mine, *ONE_THREAD)
+    assert b"n-grams" in done.stdout and b"MTP auto" not in done.stdout
+    done = in_process("tune", "-m", llama, "--prompt-size", "32", "--repeat", "1", *ONE_THREAD)
+    assert b"n-grams" in done.stdout and b"there is no depth to tune" in done.stderr
+
+
 def test_inspect(in_process: Program, tmp_path: Path, llama: str) -> None:
     text = in_process("inspect", llama).stdout.decode()
     for part in ("llama (without MTP)", "layers          6\n", "none", "(enough)"):
@@ -82,8 +94,6 @@ def test_quantize(in_process: Program, tmp_path: Path, llama: str) -> None:
     [
         ("generate", "--draft-n-max", "2", "-m", "MODEL", "x"),
         ("serve", "--draft-n-max", "2", "-m", "MODEL", "--port", "0"),
-        ("accept", "-m", "MODEL"),
-        ("tune", "-m", "MODEL"),
         ("draft-vocab", "-m", "MODEL", "--text", "MODEL"),
         ("head", "extract", "MODEL", "-o", "x.gguf"),
         ("head", "drop", "MODEL", "-o", "x.gguf"),
