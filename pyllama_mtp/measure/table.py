@@ -387,30 +387,22 @@ def _build(cell: Cell) -> str:
 
 
 def _ratio_note(cells: Sequence[Cell]) -> list[str]:
-    ratios = {
-        name: [
-            ratio
-            for cell in cells
-            if cell.n_max and (ratio := ratio_to(cell, base_of(cell, cells), figure))
-        ]
-        for name, figure in SPEEDS.items()
-    }
-    if not any(ratios.values()):
+    pairs, worst = [(cell, base_of(cell, cells)) for cell in cells if cell.n_max], {}
+    for name, figure in SPEEDS.items():
+        if found := [ratio for cell, base in pairs if (ratio := ratio_to(cell, base, figure))]:
+            worst[name] = max(found, key=lambda ratio: ratio.scatter)
+    if not worst:
         everywhere = any(cell.samples for cell in cells) and all(cell.n_max for cell in cells)
         return ["there are no ratios: no MTP (depth 0) was not measured"] if everywhere else []
     note = "vs no-MTP: of the same repeats"
     if all(by_cpu_time(cell) for cell in cells if cell.program == OURS):
         note += ", by the CPU time of the one thread"
-    widest = [
-        f"{100 * max(one.scatter for one in known):.1f} % ({name})"
-        for name, found in ratios.items()
-        if (known := [one for one in found if one.low is not None])
-    ]
-    if not widest:
+    if any(ratio.low is None for ratio in worst.values()):
         return [f"{note}; ~: one sample says nothing of the noise"]
+    widest = [f"{one.low:.2f} to {one.high:.2f} ({name})" for name, one in worst.items()]
     return [
-        f"{note}; {100 * CONFIDENCE:g} % intervals reach at most {', '.join(widest)} from it; "
-        "~: noise can be all of the difference"
+        f"{note}; the widest {100 * CONFIDENCE:g} % intervals: {', '.join(widest)}; ~: noise can "
+        "be all of the difference"
     ]
 
 
@@ -571,7 +563,11 @@ def ordered(cells: Sequence[Cell]) -> list[Cell]:
             cell.n_context,
             programs.index((cell.run, cell.program, cell.variant)),
             *(cell.adaptive, cell.n_max),
-            [(value is None, str(value).rjust(9)) for value in cell.axes.values()],
+            [
+                (value is None, str(value).rjust(9))
+                for name, value in cell.axes.items()
+                if name not in SWITCHES  # these stay in the order in which they were asked for
+            ],
         ),
     )
 
