@@ -132,6 +132,26 @@ print("end")
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
+def test_a_context_of_a_vocabulary(run_python: RunPython, demo_file: Path) -> None:
+    """llama-cpp-python makes one for `vocab_only`, of a model that has no device for its output."""
+    code = """
+import os, sys
+from pyllama_mtp.llama import native
+library = native.load()
+ffi, lib = library.ffi, library.lib
+params, message = lib.llama_model_default_params(), ffi.new("char[512]")
+params.vocab_only = True
+none = (ffi.NULL, 0, ffi.NULL, 0)
+model = lib.pyllama_model_load(os.fsencode(sys.argv[1]), *none, params, message, 512)
+context = lib.pyllama_context_init(model, lib.llama_context_default_params(), message, 512)
+print(context != ffi.NULL)
+lib.pyllama_context_free(context)
+lib.llama_model_free(model)
+"""
+    done = run_python(code, demo_file)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_contexts_are_freed_before_their_model(run_python: RunPython, demo_file: Path) -> None:
     """Also where Python finalizes the model first, with weak references already emptied: in a
     cycle that it collects. llama.cpp reads the model while it frees a context."""
