@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context, ContextOptions
-from pyllama_mtp.llama.modeloptions import ModelArguments, ModelOptions
 from pyllama_mtp.models.synth import write_synthetic
 
 from .support import greedy, settings, written
@@ -143,9 +141,3 @@ def test_a_cache_of_experts_is_made(moe_file: Path) -> None:
         with pytest.raises(UsageError, match="MoE cache requires a GPU"):
             Context(model, options)
         Context(model, replace(options, mtp_head=True)).close()
-
-
-def test_editors_know_every_option() -> None:
-    options = [field.name for field in fields(ModelOptions)]
-    assert [*ModelArguments.__annotations__] == options
-    assert "ModelArguments" in str(inspect.signature(Model).parameters["options"])
