@@ -177,9 +177,6 @@ class Model(Owned, OfThisProcess):
 
         Args:
             spec, kind: see `draft_vocab` and `draft_head_type` of :class:`Settings`.
-
-        Raises:
-            UsageError, DraftVocabError, ModelFileError: see :func:`.drafthead.draft_head`.
         """
         if not self._draft_head or self._draft_head[0] != (spec, kind):
             self._draft_head = None  # its memory may be needed
