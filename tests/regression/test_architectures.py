@@ -39,7 +39,6 @@ from .support import (
     alone,
     answers,
     compare,
-    draft_ids,
     engine_of,
     made_up,
     settings,
@@ -238,16 +237,6 @@ def test_drafts_are_llama_servers(
     n_drafted = sum(len(theirs[at]) for at in same)
     assert n_drafted >= (3 if len(same) == 1 else 12)
     assert other.is_recurrent or len(same) >= len(theirs) - 1
-
-
-@pytest.mark.parametrize("kind", ["file", "q8_0"])
-def test_a_part_of_the_vocabulary(qwen3next: Model, kind: str) -> None:
-    prompt = prompt_of(qwen3next, 30)
-    with Session(qwen3next, settings(3, draft_vocab=512, draft_head_type=kind)) as session:
-        run = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run()
-        ids = draft_ids(session)
-        assert ids is not None and len(ids) == 512
-    assert run.tokens == alone(qwen3next, prompt, N_ANSWER) and sum(run.telemetry.drafted) > 0
 
 
 def rounds_of(log: str, start: int) -> dict[int, list[int]]:

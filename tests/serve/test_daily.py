@@ -88,13 +88,6 @@ def test_tokens_and_back(shared: Running, demo: Model) -> None:
     got = shared.post("/tokenize", {"messages": ASK["messages"]}).json()
     assert got["tokens"] == chat_tokens(demo, chat(QUESTIONS[0]))
     assert shared.post("/detokenize", {"tokens": tokens}).json()["content"] == text
-    for path, body in (
-        ("/tokenize", {}),
-        ("/tokenize", {"content": 5}),
-        ("/detokenize", {"tokens": [10**6]}),
-        ("/detokenize", {"tokens": "x"}),
-    ):
-        assert shared.post(path, body).status_code == 400
 
 
 @pytest.mark.parametrize("thought", [False, True])
