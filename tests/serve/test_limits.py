@@ -158,16 +158,15 @@ def test_bodies_that_are_no_json(shared: Running, monkeypatch: pytest.MonkeyPatc
     assert httpx.get(url).status_code == 405
 
 
-@pytest.mark.parametrize("asked", [{}, {"max_tokens": 9}, {"max_completion_tokens": -1}])
-def test_max_tokens_of_the_server(start: Start, asked: Any) -> None:
+def test_max_tokens_of_the_server(start: Start) -> None:
     server = start(max_tokens=5)
-    got = server.post("/v1/chat/completions", {**CHAT, **asked, "ignore_eos": True}).json()
-    assert got["usage"]["completion_tokens"] == 5
+    for asked in ({}, {"max_tokens": 9}, {"max_completion_tokens": -1}):
+        assert server.chat(**CHAT, **asked, ignore_eos=True)["usage"]["completion_tokens"] == 5
 
 
-def test_names_of_other_models(start: Start) -> None:
+def test_names_of_other_models(shared: Running, start: Start) -> None:
     body = {**TEXT, "model": "gpt-9", "max_tokens": 2}
-    got = start().post("/v1/completions", body)
+    got = shared.post("/v1/completions", body)
     assert got.status_code == 200 and got.json()["model"] == NAME
     got = start(strict_model=True).post("/v1/completions", body)
     assert got.status_code == 404 and f"use '{NAME}'" in got.json()["error"]["message"]

@@ -149,24 +149,17 @@ def test_nothing_is_stored(shared: Running) -> None:
     assert got.status_code == 501 and "whole conversation" in got.json()["error"]["message"]
 
 
-def test_one_that_fails_before_it_has_a_place(
-    shared: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_fails(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has a place, and in a stream, whose last event says why."""
+
     def fail() -> Any:
         raise RuntimeError("no more")
 
-    monkeypatch.setattr(shared.generator._loop, "step", fail)
-    with pytest.raises(openai.InternalServerError, match="no more"):
-        ask(shared, "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(shared.generator._loop, "step", fail)
+        with pytest.raises(openai.InternalServerError, match="no more"):
+            ask(shared, "x")
     shared.wait_until_idle()
-
-
-def test_a_stream_that_fails(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last event says why, and the client reads it."""
-
-    def fail() -> Any:
-        raise RuntimeError("no more")
-
     stream = ask(shared, "x", stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
     monkeypatch.setattr(shared.generator._loop, "step", fail)
