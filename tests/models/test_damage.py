@@ -80,11 +80,11 @@ def test_it_is_an_error_or_is_read(
     write_parts(demo_file, tmp_path, 40)
     drop_head(demo_file, tmp_path / "trunk.gguf")
     files = [
-        ("model", tmp_path / "m-00001-of-00003.gguf", 60),
-        ("part", tmp_path / "m-00002-of-00003.gguf", 60),
-        ("head", extract_head(demo_file, tmp_path / "head.gguf"), 60),
-        ("adapter", write_adapter(tmp_path / "adapter.gguf", demo.info, trunk(demo.info)), 36),
-        ("mmproj", write_synthetic_mmproj(tmp_path / "mmproj.gguf", demo.n_embd_inp), 36),
+        ("model", tmp_path / "m-00001-of-00003.gguf", 36),
+        ("part", tmp_path / "m-00002-of-00003.gguf", 36),
+        ("head", extract_head(demo_file, tmp_path / "head.gguf"), 36),
+        ("adapter", write_adapter(tmp_path / "adapter.gguf", demo.info, trunk(demo.info)), 24),
+        ("mmproj", write_synthetic_mmproj(tmp_path / "mmproj.gguf", demo.n_embd_inp), 24),
     ]
     for kind in ("JPEG", "PNG", "GIF"):
         image.effect_noise((80, 60), 90).convert("RGB").save(tmp_path / kind, kind)

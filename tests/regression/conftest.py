@@ -14,9 +14,10 @@ from .support import MOST, answers, settings
 
 
 @pytest.fixture(scope="session")
-def ragged(prompts: list[list[int]]) -> list[list[int]]:
+def ragged(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
     """Chat that ends early, chat that goes on, code; 20 to 159 tokens."""
-    return [prompts[i] for i in (0, 12, 18, 3, 22, 20, 9, 15)]
+    chosen = (0, 12, 18, 3, 22, 20, 9, 15)
+    return [demo.tokenize(demo_prompts[i], parse_special=True) for i in chosen]
 
 
 @pytest.fixture(scope="session")

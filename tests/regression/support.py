@@ -180,7 +180,7 @@ def compare(
     *,
     exact: bool = False,
     greedy: bool = True,
-    least: float = 0.8,
+    least: float = 0.75,
 ) -> None:
     """The answers to the same prompts are equal; rounding may part a few.
 

@@ -111,17 +111,20 @@ def test_what_was_processed_is_reused(other: Model) -> None:
     wanted = answers(other, prompts, settings(0), 16, ignore_eos=True)
     compare(other, prompts, got, wanted, exact=other.has_mtp, least=0)
     cached = [one.telemetry.n_cached for one in got]
-    assert cached == [207, 100, 19, 20] if not other.is_recurrent else 0 < cached[0] <= 207
+    assert 0 < cached[0] <= 207
+    if not other.is_recurrent:
+        back = other.has_mtp and not other.info.in_trunk  # then the trunk goes back one further
+        assert cached == [207, 100 - back, 19 - back, 20 - back]
 
 
 @of_every_kind
 def test_several_sequences(other: Model) -> None:
     prompts = [prompt_of(other, n) for n in (N_BATCH + 30, 7, 31, 60)]
     wanted = answers(other, prompts, settings(0), 16, ignore_eos=True)
-    with BatchSession(other, settings(depth_of(other)), 3) as batch:
+    with BatchSession(other, settings(depth_of(other), n_ubatch=32), 3) as batch:
         for _ in range(2):  # the second time in used places
             got = batch.generate(prompts, max_tokens=16, ignore_eos=True).run().results
-            compare(other, prompts, got, wanted, exact=other.has_mtp)
+            compare(other, prompts, got, wanted, exact=other.has_mtp, least=0)
     assert all(one.telemetry.n_drafted for one in got) or not other.has_mtp
 
 

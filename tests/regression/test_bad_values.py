@@ -45,7 +45,7 @@ NAMED: dict[str, dict[str, tuple[Any, ...]]] = {
     "session.generate(PROMPT, {})": {**GENERATE, "log_pairs": ("no",), "log_ties": (1,)},
     "batch.generate([PROMPT], {})": {**GENERATE, "logprobs": (-1,)},
     "session.process(PROMPT, {})": {"draft": ("no",)},
-    "session.chat(ASKS, {})": {"thinking": ("yes", -1), "max_tokens": (0,)},
+    "session.chat(ASKS, {})": {"thinking": ("yes",), "max_tokens": (0,)},
     "session.save({})": {"path": (5, None, b"a", "")},
     "session.restore({})": {"path": (5, None, b"a", "")},
     "session.hidden_states('import', {})": {"point": ("middle",), "rows": (3,)},
@@ -97,6 +97,7 @@ CALLS: dict[str, str] = {
     "batch.generate([[5]] * 2, sampling=[None, Sampling(logit_bias={10**6: 1})])": "prompts[1]: to",
     "session.chat(ASKS, options={'thinking': True})": "must be",
     "session.chat([{'role': 'user'}])": "template",
+    "session.chat(ASKS, thinking=-1)": "budget is -1",
     "session.hidden_states([])": "the prompt is empty",
     "session.hidden_states([5] * 257)": "has 257 tokens and the context 256",
     "session.generate('a', sampling=Sampling(grammar=Grammar.lark('start: <x>')))": "unknown speci",
@@ -182,7 +183,7 @@ def names(demo: Model) -> Iterator[dict[str, Any]]:
         assert batch.generate([PROMPT], max_tokens=2).run().results[0].tokens
 
 
-@pytest.mark.parametrize(("call", "words"), rows())
+@pytest.mark.parametrize(("call", "words"), [*rows()])
 def test_it_is_named(names: dict[str, Any], call: str, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         eval(call, names)

@@ -74,7 +74,7 @@ WAYS = {
     "a window that hides nothing": Way(options={"draft_window": N_CTX}),
     "pre-norm": Way(options={"hidden": "pre-norm"}),
     "quantized caches": Way(both={"cache_type_k": "q8_0", "cache_type_v": "q8_0"}),
-    **{f"rope {i}": Way(both={"rope": RopeScaling(**one)}) for i, one in enumerate(SCALINGS)},
+    **{f"rope {i}": Way(both={"rope": RopeScaling(**one)}) for i, one in enumerate(SCALINGS[:4])},
     "grammar": Way(sampling=GRAMMAR),
     "grammar, drawn": cold(GRAMMAR),
     "bias, drawn": cold(BIAS),
@@ -109,13 +109,14 @@ def test_drafts_change_no_text(
     demo: Model, ragged: list[list[int]], plain: Plain, name: str
 ) -> None:
     way = {**WAYS, **LONG}[name]
+    n = 8 if way.n_sequences else 4
     greedy = way.sampling and replace(way.sampling, temperature=0.0, seed=None)
 
     def without_drafts(both: dict[str, Any], sampling: Sampling | None) -> list[Answer]:
-        key = repr((both, sampling))
+        key = repr((both, sampling, n))
         if key not in plain:
             chosen = settings(0, n_ubatch=32, **both)
-            plain[key] = answers(demo, ragged, chosen, MOST, sampling=sampling)
+            plain[key] = answers(demo, ragged[:n], chosen, MOST[:n], sampling=sampling)
         return plain[key]
 
     wanted, usual_texts = without_drafts(way.both, greedy), without_drafts({}, None)
@@ -124,7 +125,7 @@ def test_drafts_change_no_text(
         assert other, "it has no effect: it was not tested"
     chosen = settings(way.depth, n_ubatch=32, **way.both, **way.options)
     asked = {"sampling": way.sampling} if way.sampling else {}
-    got = same_text(demo, ragged, chosen, MOST, way.n_sequences, wanted=wanted, **asked)
+    got = same_text(demo, ragged[:n], chosen, MOST[:n], way.n_sequences, wanted=wanted, **asked)
     if isinstance(way.depth, int):
         told = [a.telemetry for a in got if len(a.telemetry.drafted) == way.depth]
         assert sum(one.accepted[-1] for one in told), "no round with all drafts accepted"
