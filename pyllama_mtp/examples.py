@@ -1,4 +1,4 @@
-"""Recipes: short programs to read and copy, each a function that shows one thing.
+"""Recipes beside docs/python.md: short programs to read and copy, each a function.
 
     python -m pyllama_mtp.examples                      # lists them
     python -m pyllama_mtp.examples NAME [MODEL.gguf]    # runs one; no file: on the demo model
@@ -22,125 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pyllama_mtp import BatchSession, Model, Session, Settings, bench, stream
+from pyllama_mtp import Model, Session, Settings, bench
 from pyllama_mtp.errors import WorkerLostError
 from pyllama_mtp.models.demo import demo_path
 
 PROMPT = "def main"
-
-
-# -- generating ------------------------------------------------------------------------------------
-
-
-def stream_text(model: str) -> None:
-    """Text as it comes, with MTP, and how many drafts were accepted."""
-    print(PROMPT, end="")
-    for text in stream(model, PROMPT, max_tokens=48):
-        print(text, end="", flush=True)
-    print("\n")
-
-    with Model(model) as opened, Session(opened, Settings(n_ctx=512, draft_n_max=3)) as session:
-        t = session.generate(PROMPT, max_tokens=48).run().telemetry
-    print(f"prefill {t.prefill_tps:.0f} tok/s, decode {t.decode_tps:.0f} tok/s")
-    print(f"{t.n_generated} tokens in {t.rounds} rounds, {sum(t.accepted)} of them drafted")
-    rates = ", ".join(f"{rate:.0%}" for rate in t.acceptance_per_position)
-    print(f"drafts accepted by position: {rates}")
-
-
-def chat(model: str) -> None:
-    """A chat of several turns; each turn processes only what is new.
-
-    The session keeps what it has processed, for the model and for the MTP head, so a turn costs
-    what it adds, however long the conversation is.
-    """
-    questions = ("What does str.split() do?", "And str.join()?", "Which of them gives a list?")
-    messages: list[dict[str, str]] = []
-    with Model(model) as opened, Session(opened, Settings(n_ctx=1024)) as session:
-        for question in questions:
-            messages.append({"role": "user", "content": question})
-            answer = session.chat(messages, max_tokens=24)
-            print(f"> {question}")
-            for text in answer:
-                print(text, end="", flush=True)
-            messages.append({"role": "assistant", "content": answer.text})
-            t = answer.telemetry
-            print(f"\n[{t.n_prompt} tokens of prompt, {t.n_cached} of them processed before]\n")
-
-
-def batch(model: str) -> None:
-    """A batch of prompts, several at a time; each gets the same text as alone.
-
-    As many prompts as there are places are decoded together; the others wait.
-    """
-    prompts = [PROMPT, "class Reader:\n", "for line in", "import os\n\n\ndef", "def read(path"]
-    settings = Settings(n_ctx=256)  # of each sequence
-    with Model(model) as opened, BatchSession(opened, settings, n_sequences=2) as session:
-        done = session.generate(prompts, max_tokens=16).run()
-    for prompt, answer in zip(prompts, done.results, strict=True):
-        n, why = answer.telemetry.n_generated, answer.finish_reason
-        print(f"{prompt!r}: {n} tokens ({why}): {answer.text!r}")
-    rounds = sum(sum(of_depth.values()) for of_depth in done.telemetry.passes.values())
-    print(f"{len(prompts)} prompts, {rounds} rounds, {done.telemetry.decode_tps:.0f} tok/s")
-
-
-def save_prompt(model: str) -> None:
-    """A long prompt, processed once and kept in a file for other sessions.
-
-    The file holds the model's state and the MTP head's, so drafts work at once as well.
-    """
-    document = Path(textwrap.__file__).read_text(encoding="utf-8")[:2000]
-    asked = f"{document}\n\n\n{PROMPT}"
-    settings = Settings(n_ctx=2048, draft_n_max=3)
-    with Model(model) as opened, tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "document.prompt"
-        with Session(opened, settings) as session:
-            t = session.process(document)
-            session.save(saved)
-            size = saved.stat().st_size / 2**20
-            print(f"{t.n_prompt} tokens in {t.prefill_s:.2f} s, saved as {size:.1f} MiB")
-            expected = session.generate(asked, max_tokens=32).run().text
-        with Session(opened, settings) as session:  # usually in another process
-            session.restore(saved)
-            answer = session.generate(asked, max_tokens=32).run()
-    t = answer.telemetry
-    print(f"restored; {t.n_prompt - t.n_cached} tokens were left, {t.prefill_s:.2f} s")
-    print(f"{sum(t.accepted)} drafts accepted")
-    print("the same text" if answer.text == expected else "another text")
-
-
-def draft_vocabulary(model: str) -> None:
-    """Draft only tokens that your own text uses: cheaper drafts, the same answers.
-
-    Tokens outside the draft vocabulary are never drafted, so fewer drafts are accepted where the
-    answer needs them; the model itself always chooses from all tokens. ``pyllama-mtp draft-vocab``
-    writes such a file for ``--draft-vocab FILE``.
-    """
-    from pyllama_mtp.models import draftvocab
-
-    size, texts = 512, [Path(textwrap.__file__).read_text(encoding="utf-8")]
-    tokenizer = draftvocab.read_tokenizer(model)
-    with Model(model) as opened, tempfile.TemporaryDirectory() as folder:
-        ids = [opened.tokenize(text, add_special=False) for text in texts]
-        ranking = draftvocab.measure_ranking(ids, draftvocab.default_ranking(tokenizer))
-        counts = np.zeros(tokenizer.n_vocab, np.int64)
-        counts[ranking.ids] = ranking.counts
-        best = draftvocab.best(ranking.ids, size, tokenizer)  # special tokens stay
-        share = counts[best].sum() / counts.sum()
-        print(f"the best {size} of {tokenizer.n_vocab} tokens are {share:.1%} of the text")
-
-        file = Path(folder) / "mine.json"
-        draftvocab.save(file, draftvocab.Ranking(best, counts[best]), tokenizer, "my text")
-        answers = []
-        for choice in ("full", str(file)):
-            settings = Settings(n_ctx=512, draft_n_max=3, draft_vocab=choice)
-            with Session(opened, settings) as session:
-                answer = session.generate(f"import heapq\n\n\n{PROMPT}", max_tokens=64).run()
-            t = answer.telemetry
-            print(
-                f"draft vocabulary {Path(choice).stem}: {t.tokens_per_round:.2f} tokens per round"
-            )
-            answers.append(answer.text)
-    print("the same text" if answers[0] == answers[1] else "another text")
 
 
 def hidden_states(model: str) -> None:
@@ -186,9 +72,6 @@ def hidden_states(model: str) -> None:
     print(f"{logits / rows:.2f} times")
 
 
-# -- measuring -------------------------------------------------------------------------------------
-
-
 def matrix(model: str) -> None:
     """The speed of a model here, with MTP and without: a small matrix, as a data frame and a plot.
 
@@ -204,29 +87,6 @@ def matrix(model: str) -> None:
     results.plot("decode")
     pyplot.savefig("speed.png")
     print("wrote speed.png")
-
-
-def choose_depth(model: str) -> None:
-    """How many tokens to draft per round on this machine: costs and advice.
-
-    Then it compares the recommended depth with no MTP, and with "auto", which decides as it goes.
-    """
-    from pyllama_mtp.drafting.depth import best_depth
-    from pyllama_mtp.measure.worth import TYPICAL_ACCEPTANCE, costs_of, tune_markdown
-
-    with Model(model) as opened:
-        results = bench.matrix(opened, sizes=64, depths=(0, 1, 2, 4), max_tokens=32, repeat=3)
-        costs = costs_of(results)
-        assert costs is not None, "every depth was measured"
-        print(tune_markdown(costs))
-        depth = best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit)
-
-        print("\non this prompt:")
-        for draft_n_max in (0, depth, "auto"):
-            settings = Settings(n_ctx=512, draft_n_max=draft_n_max)
-            with Session(opened, settings) as session:
-                t = session.generate(PROMPT, max_tokens=96).run().telemetry
-            print(f"  draft_n_max={draft_n_max!r}: decode {t.decode_tps:.0f} tok/s")
 
 
 def compare_builds(model: str) -> None:
@@ -250,9 +110,6 @@ def compare_builds(model: str) -> None:
             f"({change.low:.3f} to {change.high:.3f}), {change.verdict}"
         )
     print(f"{len(comparison.faster)} faster, {len(comparison.slower)} slower")
-
-
-# -- other programs and machines -------------------------------------------------------------------
 
 
 @contextmanager
@@ -365,14 +222,7 @@ def server_client(model: str) -> None:
         print(answer.choices[0].message.content)
 
 
-# -- the command line ------------------------------------------------------------------------------
-
-
-#: In the order of the list.
-RECIPES = (
-    *(stream_text, chat, batch, save_prompt, draft_vocabulary, hidden_states),
-    *(matrix, choose_depth, compare_builds, drop_in, rpc, server_client),
-)
+RECIPES = (hidden_states, matrix, compare_builds, drop_in, rpc, server_client)
 
 
 def main() -> None:

@@ -98,12 +98,7 @@ def check_room(path: Path, needed: int) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file, or replace one: as a whole or not at all; see :func:`replacing`.
-
-    Raises:
-        DiskFullError: no space, a quota or a size limit.
-        UsageError: `path` is no regular file, or its folder cannot be written.
-    """
+    """Write a file, or replace one: as a whole or not at all; see :func:`replacing`."""
     with replacing(path) as file:
         file.write(data)
 

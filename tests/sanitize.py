@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build the patched variant with AddressSanitizer and UBSan, and run the native tests on it.
 
-    python tests/sanitize.py                        # build, run everything, write the summary
+    python tests/sanitize.py                        # build, run everything, print the summary
     python tests/sanitize.py tests/ffi              # some files or folders
     python tests/sanitize.py --summary-only         # from the runs so far
 
@@ -16,7 +16,6 @@ variant the tests compare with.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import re
@@ -31,10 +30,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from sanitizers.build import ROOT, SanitizeError, assemble, build, environment
-from sanitizers.findings import TOUCHED, Run, Sources, collect, write_summary
+from sanitizers.findings import TOUCHED, Run, Sources, collect, summary
 
 BUILD = ROOT / "build" / "sanitize"
-SUMMARY = BUILD / "sanitizers.md"
 NATIVE = ("tests/ffi", "tests/regression", "tests/unit")
 SOAK = "bench/soak.py"
 #: What cannot run with the sanitizers, and why.
@@ -176,7 +174,6 @@ def parser() -> argparse.ArgumentParser:
         help="for one file; default: %(default)s",
     )
     top.add_argument("--soak-steps", type=int, default=60, metavar="N", help="of bench/soak.py")
-    top.add_argument("--output", type=Path, default=SUMMARY, help="default: %(default)s")
     top.add_argument("--summary-only", action="store_true", help="from what ran so far")
     return top
 
@@ -208,8 +205,8 @@ def run_all(args: argparse.Namespace, folder: Path, sources: Sources) -> None:
         list(at_once.map(run, files))  # raises what a run raised
 
 
-def summarize(folder: Path, output: Path, sources: Sources) -> int:
-    """Write the summary of all runs in the build folder; returns how many findings are ours."""
+def summarize(folder: Path, sources: Sources) -> int:
+    """Print the summary of all runs in the build folder; returns how many findings are ours."""
     records = sorted((folder / "runs").glob("*/run.json"))
     if not records:
         raise SanitizeError(f"nothing ran yet in {folder}: run without --summary-only")
@@ -223,10 +220,7 @@ def summarize(folder: Path, output: Path, sources: Sources) -> int:
     left_out = LEFT_OUT | {file: "did not run" for file in selected([]) if file not in done}
     logs = [log for record in records for log in record.parent.glob("*san.*")]
     found = collect(logs, sources)
-    leaks = (folder / "leaks.txt").read_text()
-    facts: dict[str, Any] = json.loads((folder / "generated" / "build_info.json").read_text())
-    when = datetime.date.today().isoformat()
-    write_summary(output, runs, found, leaks, left_out, facts, when)
+    print(summary(runs, found, (folder / "leaks.txt").read_text(), left_out))
     return sum(finding.whose == TOUCHED for finding in found)
 
 
@@ -238,11 +232,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not args.summary_only:
             run_all(args, folder, sources)
-        ours = summarize(folder, args.output, sources)
+        ours = summarize(folder, sources)
     except SanitizeError as error:
         print(f"sanitize: {error}", file=sys.stderr)
         return 2
-    print(f"{args.output}: {ours} findings in code we touch")
+    print(f"{ours} findings in code we touch")
     return 1 if ours else 0
 
 

@@ -69,8 +69,7 @@ def main() -> None:
         record = {"steps": run["step"], "tokens": run["tokens"], "seed": run["plan"]["seed"]}
         export.export(model, words, gguf_file, record)
     if "evaluate" in stages:
-        model = export.load(gguf_file)
-        evaluate.evaluate(model, words, work, DEMO / "prompts.jsonl", small=args.smoke)
+        evaluate.evaluate(gguf_file, words, work, DEMO / "prompts.jsonl", small=args.smoke)
     if "reference" in stages:
         path = args.reference or work / "demo_reference.npz"
         print("largest differences:", reference.write(gguf_file, heldout, path))

@@ -33,7 +33,8 @@ def _figures(result: dict[str, Any]) -> str:
         ]
     )
     out = (
-        "\n## Held-out figures\nMeasured in float32 on the weights of the file.\n\n"
+        "\n## Held-out figures\nLosses and agreement: in float32, on the weights of the file. "
+        "Acceptance: by this package.\n\n"
         "### On held-out text (teacher-forced, rows of 256 tokens)\n"
         "Losses in nats per token. Agreement: how often the draft's first choice is the trunk's "
         "first choice,\nat draft step 1 / 2 / 3 (steps 2 and 3 are fed the head's own state).\n\n"

@@ -1,15 +1,12 @@
 """Measure a finished file: losses, agreement of head and trunk, acceptance on held-out prompts.
 
-Everything runs in float32 on the weights of the GGUF file. Acceptance is that of a driver which
-drafts DEPTH tokens greedily each round. It is counted afterwards: the trunk's text is generated
-first, greedily or by sampling; then the rounds are played over the text with the head's choices at
-every position.
+Losses and agreement are computed in float32 on the weights of the GGUF file. Acceptance is that of
+the package, which drafts DEPTH tokens greedily each round.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 
+from pyllama_mtp import Model as PackageModel
+from pyllama_mtp import Sampling, Session, Settings
+
 from . import corpus
-from .chat import END_OF_TEXT, IM_END, IM_START
-from .net import Model, rope_tables
+from .chat import IM_END, IM_START
+from .export import load
+from .net import Model
 from .tokenizer import encode, read
 from .train import Rows
 
@@ -71,94 +72,31 @@ def on_text(model: Model, stream: np.ndarray, limit: int) -> dict[str, Any]:
     }
 
 
-@torch.no_grad()
-def generate(
-    model: Model, prompts: list[list[int]], ends: set[int], n_new: int, temperature: float
-) -> list[list[int]]:
-    """The trunk's continuation of each prompt, all at once; temperature 0 is greedy.
-
-    No caches: every token recomputes the padded batch, which is exact and fast enough here.
-    """
-    generator = torch.Generator().manual_seed(1)
-    texts = [list(prompt) for prompt in prompts]
-    active = set(range(len(prompts)))
-    while active:
-        order = sorted(active)
-        longest = max(len(texts[i]) for i in order)
-        batch = torch.zeros(len(order), longest, dtype=torch.int64)
-        for row, i in enumerate(order):
-            batch[row, : len(texts[i])] = torch.tensor(texts[i])
-        embedded = F.embedding(batch, model.embed)
-        hidden = model.trunk(embedded, *rope_tables(model.c, longest))
-        last = torch.tensor([len(texts[i]) - 1 for i in order])
-        logits = model.logits(hidden[torch.arange(len(order)), last])
-        if temperature > 0:
-            weights = (logits / temperature).softmax(-1)
-            picked = torch.multinomial(weights, 1, generator=generator)[:, 0]
-        else:
-            picked = logits.argmax(-1)
-        for i, token in zip(order, picked.tolist(), strict=True):
-            texts[i].append(token)
-            if token in ends or len(texts[i]) - len(prompts[i]) >= n_new:
-                active.discard(i)
-    return texts
-
-
-def rounds(
-    start: int, text: list[int], drafts: list[list[int]]
-) -> tuple[list[int], list[int], int]:
-    """Play the draft rounds over `text`, whose position `start` holds the first generated token.
-
-    In the round whose last emitted token is x_p, draft n is made at row p + n - 1, and is right if
-    it equals x_{p + n}. Returns drafted and accepted per depth, and the number of rounds.
-    """
-    drafted, accepted, count, p = [0] * DEPTH, [0] * DEPTH, 0, start
-    while p + 1 < len(text):
-        count += 1
-        right = 0
-        still = True
-        for n in range(1, DEPTH + 1):
-            if p + n >= len(text):
-                break
-            drafted[n - 1] += 1
-            still = still and drafts[n - 1][p + n - 1] == text[p + n]
-            right += still
-            accepted[n - 1] += still
-        p += right + 1
-    return drafted, accepted, count
-
-
-@torch.no_grad()
 def acceptance(
-    model: Model,
-    tokenizer: Tokenizer,
-    records: list[dict[str, Any]],
-    temperature: float,
-    n_new: int,
+    gguf_file: Path, records: list[dict[str, Any]], temperature: float, n_new: int
 ) -> dict[str, Any]:
     """Acceptance per draft position and tokens per round, by class; and the texts."""
-    ends = {tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)}
-    prompts = [tokenizer.encode(prompt_text(r)).ids for r in records]
-    texts = generate(model, prompts, ends, n_new, temperature)
-    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, DEPTH)))
-    counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
-    samples = []
-    for record, prompt, text in zip(records, prompts, texts, strict=True):
-        _, states = model(torch.tensor([text]), steps=DEPTH)
-        drafts = [model.logits(state).argmax(-1)[0].tolist() for state in states]
-        drafted, accepted, n_rounds = rounds(len(prompt), text, drafts)
-        totals[record["class"]] += np.array([drafted, accepted])
-        counts[record["class"]] += (n_rounds, len(text) - len(prompt) - 1)
-        shown = tokenizer.decode(text[len(prompt) :], skip_special_tokens=False)
-        samples.append({"class": record["class"], "prompt": record["prompt"], "text": shown})
-    result: dict[str, Any] = {"samples": samples, "classes": {}}
+    settings = Settings(n_ctx=1024, n_threads=1, draft_n_max=DEPTH, ngram=False, draft_vocab="full")
+    sampling = Sampling(temperature=temperature, seed=1)
+    drafted, accepted = ({name: np.zeros(DEPTH, int) for name in CLASSES} for _ in range(2))
+    counts, samples = {name: np.zeros(2, int) for name in CLASSES}, []
+    with PackageModel(gguf_file) as model, Session(model, settings) as session:
+        for record in records:
+            kind, prompt = record["class"], prompt_text(record)
+            answer = session.generate(prompt, max_tokens=n_new, sampling=sampling).run()
+            told = answer.telemetry
+            for totals, numbers in ((drafted, told.drafted), (accepted, told.accepted)):
+                totals[kind][: len(numbers)] += numbers
+            counts[kind] += (told.rounds, told.n_generated - 1)
+            text = model.detokenize(answer.tokens, special=True)
+            samples.append({"class": kind, "prompt": record["prompt"], "text": text})
+    result: dict[str, Any] = {"samples": samples, "classes": {}, "n_new": n_new}
     for name in CLASSES:
-        drafted, accepted = totals[name]
         n_rounds, tokens = counts[name]
         result["classes"][name] = {
-            "drafted": drafted.astype(int).tolist(),
-            "accepted": accepted.astype(int).tolist(),
-            "rate": [round(float(x), 4) for x in accepted / np.maximum(drafted, 1)],
+            "drafted": drafted[name].tolist(),
+            "accepted": accepted[name].tolist(),
+            "rate": np.round(accepted[name] / np.maximum(drafted[name], 1), 4).tolist(),
             "tokens_per_round": round(float(tokens / max(n_rounds, 1)), 3),
         }
     first = [result["classes"][name]["rate"][0] for name in CLASSES]
@@ -167,10 +105,11 @@ def acceptance(
 
 
 def evaluate(
-    model: Model, tokenizer: Tokenizer, work: Path, prompts: Path, small: bool = False
+    gguf_file: Path, tokenizer: Tokenizer, work: Path, prompts: Path, small: bool = False
 ) -> dict[str, Any]:
     """All figures of the model card; also written to work/evaluation.json."""
     torch.set_num_threads(2)
+    model = load(gguf_file)
     heldout = read(work / "heldout.jsonl")
     limit, class_limit = (16, 16) if small else (320, 64)  # rows, drawn from all the text
     result: dict[str, Any] = {
@@ -183,7 +122,7 @@ def evaluate(
         result["by_class"][kind] = on_text(model, stream, class_limit)
     records = [json.loads(line) for line in prompts.read_text().splitlines()]
     n_new = 16 if small else 64
-    result["greedy"] = acceptance(model, tokenizer, records, 0.0, n_new) | {"n_new": n_new}
-    result["sampled"] = acceptance(model, tokenizer, records, 0.8, n_new) | {"n_new": n_new}
+    result["greedy"] = acceptance(gguf_file, records, 0.0, n_new)
+    result["sampled"] = acceptance(gguf_file, records, 0.8, n_new)
     (work / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
     return result

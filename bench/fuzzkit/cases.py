@@ -2,12 +2,18 @@
 
 Any exception but a :class:`PyllamaMtpError` is a finding. So are the end of the process and limits
 exceeded, which the pool notices.
+
+A processed prompt has checksums, which a mutation by chance never meets: edits of its parts make
+them right again, as whoever means harm would; edits of its bytes do not.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import random
 import traceback
+import zipfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,23 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from fuzzkit import otherfiles
-from fuzzkit.document import Document, read_document, split
-from fuzzkit.edits import Buffer, Edit, apply
-from fuzzkit.models import Mutator
+from fuzzkit.document import Document, Edit, apply, apply_bytes, read_document, split
+from fuzzkit.models import Mutator, byte_edits, number
 from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
 from pyllama_mtp.errors import NoMtpHeadError, PromptFileError
 from pyllama_mtp.llama import trial
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
-from pyllama_mtp.models import draftvocab
-from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
+from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.models.sidecar import NO_HEAD
 from pyllama_mtp.models.surgery import drop_head, extract_head
+from pyllama_mtp.promptfile import HEADER
 
 #: Models: in one file, with the MTP head in another file, split into parts. Then files of ours.
 MODELS = ("model", "head", "split")
-KINDS = (*MODELS, "prompt", "draft-vocab", "mmproj")
+KINDS = (*MODELS, "prompt", "mmproj")
 REFUSED, NATIVE, ENDED, LATER, WORKS, FINDING = (
     "refused by the validator",
     "refused by llama.cpp, with an error",
@@ -48,6 +52,11 @@ PICTURE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8)
 N_PARTS = 2
 #: Seconds for the process that first tries a file of another architecture than the demo's.
 TRIAL_S = 15.0
+#: What the header of a processed prompt may say.
+VALUES: tuple[Any, ...] = (
+    *(0, 1, -1, 2**31, 2**63, 10**30, 1.5, float("nan"), "", "x", "\0", "x" * 10000),
+    *([], {}, [[]], None, True, {"a": 1}),
+)
 
 
 @dataclass(frozen=True)
@@ -63,47 +72,36 @@ class Cases:
 
     def __init__(self, base: Path, folder: Path) -> None:
         self.base, self.folder = base, folder
+        self._known: dict[str, list[Mutator]] = {}
 
     def edits(self, kind: str, seed: int) -> list[Edit]:
         """The edits of a case; of several files the first edit tells which one is changed."""
-        if kind in MODELS:
-            mutators = self._mutators[kind]
-            which = seed % len(mutators)
-            edits = mutators[which].edits(seed)
-            return [{"op": "file", "index": which}, *edits] if len(mutators) > 1 else edits
         if kind == "prompt":
-            members = otherfiles.members(self._prompt)
-            header = json.loads(members.pop(otherfiles.HEADER))
-            return otherfiles.prompt_edits(seed, list(members), list(header["identity"]))
-        if kind == "mmproj":
-            return Mutator(self._encoder).edits(seed)
-        return otherfiles.vocab_edits(seed, self._model.n_vocab)
+            return self._prompt_edits(random.Random(seed))
+        mutators = self._mutators(kind)
+        which = seed % len(mutators)
+        edits = mutators[which].edits(seed)
+        return [{"op": "file", "index": which}, *edits] if len(mutators) > 1 else edits
 
     def run(self, kind: str, edits: list[Edit]) -> Result:
         """Write the file, use it, remove it."""
-        written: dict[Path, list[Buffer]] = {}
-        if kind in MODELS:
+        written: dict[Path, bytes] = {}
+        if kind == "prompt":
+            written[self.folder / "case.bin"] = self._edited_prompt(edits)
+        else:
             which = 0
             if edits and edits[0]["op"] == "file":
                 which, edits = edits[0]["index"], edits[1:]
-            for index, document in enumerate(self._documents[kind]):
-                mine = edits if index == which else []
-                written[self._path(kind, index)] = apply(document, mine)
-        elif kind == "prompt":
-            written[self.folder / "case.bin"] = [otherfiles.apply_prompt(self._prompt, edits)]
-        elif kind == "mmproj":
-            written[self.folder / "case.bin"] = apply(self._encoder, edits)
-        else:
-            written[self.folder / "case.bin"] = [otherfiles.apply_vocab(self._vocab, edits)]
+            for index, mutator in enumerate(self._mutators(kind)):
+                data = apply(mutator.base, edits if index == which else [])
+                written[self._path(kind, index)] = data
         for path, data in written.items():
-            with path.open("wb") as file:
-                file.writelines(data)
+            path.write_bytes(data)
         path, *others = written
         try:
             if kind in MODELS:
                 return run_model(path, others[0] if kind == "head" else None)
-            run = {"prompt": self._run_prompt, "mmproj": self._run_encoder}
-            return run.get(kind, self._run_vocab)(path)
+            return self._run_prompt(path) if kind == "prompt" else self._run_encoder(path)
         except PyllamaMtpError:
             raise
         except Exception:
@@ -113,25 +111,29 @@ class Cases:
                 path.unlink()
 
     def _path(self, kind: str, index: int) -> Path:
-        part = f"-{index + 1:05}-of-{len(self._documents[kind]):05}" if kind == "split" else ""
+        part = f"-{index + 1:05}-of-{N_PARTS:05}" if kind == "split" else ""
         return self.folder / f"case{'-head' * (kind == 'head' and index)}{part}.gguf"
 
     # -- the base and what belongs to it -------------------------------------------------------
 
-    @cached_property
-    def _documents(self) -> dict[str, list[Document]]:
-        """The files of each kind, as they are without edits."""
-        whole = read_document(self.base)
-        found = {"model": [whole], "split": split(whole, N_PARTS)}
-        if not read_gguf(self.base).mtp_complete:
-            return found
-        trunk = drop_head(self.base, self.folder / "good-trunk.gguf", force=True)
-        head = extract_head(self.base, self.folder / "good-head.gguf", "q4_0", force=True)
-        return {**found, "head": [read_document(trunk), read_document(head)]}
+    def _mutators(self, kind: str) -> list[Mutator]:
+        """Of the files of a kind."""
+        if kind not in self._known:
+            self._known[kind] = [*map(Mutator, self._files(kind))]
+        return self._known[kind]
 
-    @cached_property
-    def _mutators(self) -> dict[str, list[Mutator]]:
-        return {kind: [*map(Mutator, documents)] for kind, documents in self._documents.items()}
+    def _files(self, kind: str) -> list[Document]:
+        """The files of a kind, as they are without edits."""
+        if kind == "head":
+            trunk = drop_head(self.base, self.folder / "good-trunk.gguf", force=True)
+            head = extract_head(self.base, self.folder / "good-head.gguf", "q4_0", force=True)
+            return [read_document(trunk), read_document(head)]
+        if kind == "mmproj":
+            encoder = self.folder / "good-mmproj.gguf"
+            write_synthetic_mmproj(encoder, self._model.n_embd_inp, force=True)
+            return [read_document(encoder)]
+        whole = read_document(self.base)
+        return split(whole, N_PARTS) if kind == "split" else [whole]
 
     @cached_property
     def _model(self) -> Model:
@@ -142,35 +144,62 @@ class Cases:
         return Session(self._model, SETTINGS)
 
     @cached_property
-    def _prompt(self) -> bytes:
+    def _sections(self) -> dict[str, bytes]:
+        """What a processed prompt's file that is known to be good holds, by name."""
         self._session.process(PROMPT)
         path = self.folder / "good.prompt"
         self._session.save(path)
         self._session.reset()
-        return path.read_bytes()
-
-    @cached_property
-    def _vocab(self) -> bytes:
-        tokenizer = draftvocab.read_tokenizer(self.base)
-        default = draftvocab.default_ranking(tokenizer)
-        ranking = draftvocab.measure_ranking([list(range(400))], default)
-        path = self.folder / "good.json"
-        kept = draftvocab.Ranking(ranking.ids[:600], ranking.counts[:600])
-        draftvocab.save(path, kept, tokenizer, "numbers")
-        return path.read_bytes()
-
-    @cached_property
-    def _encoder(self) -> Document:
-        """An image encoder of random weights, for the base."""
-        path = self.folder / "good-mmproj.gguf"
-        return read_document(write_synthetic_mmproj(path, self._model.n_embd_inp, force=True))
+        with zipfile.ZipFile(path) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
 
     @cached_property
     def _expected(self) -> list[int]:
         self._session.reset()
         return self._session.generate(PROMPT, max_tokens=N_GENERATED).run().tokens
 
-    # -- what is done --------------------------------------------------------------------------
+    # -- processed prompts ---------------------------------------------------------------------
+
+    def _prompt_edits(self, rng: random.Random) -> list[Edit]:
+        header = json.loads(self._sections[HEADER])
+        names = [name for name in self._sections if name != HEADER]
+        keys = ("draft_n_past", "identity", "sections", "new", *header["identity"])
+
+        def one() -> Edit:
+            kind = rng.choice(("put", "section", "section", "section", "bytes", "lose"))
+            if kind == "put":
+                return {"op": "put", "key": rng.choice(keys), "value": rng.choice(VALUES)}
+            if kind == "bytes":
+                return byte_edits(rng, 300)[0]
+            section = {"op": kind, "name": rng.choice(names)}
+            if kind == "lose" or rng.random() < 0.3:
+                return {**section, "edit": byte_edits(rng, 200)[0]}
+            width = rng.choice((4, 4, 8))
+            value = int(number(rng, "Q", rng.randrange(256))) & ((1 << 8 * width) - 1)
+            text = value.to_bytes(width, "little").decode("latin-1")
+            at = rng.choice((4 * rng.randrange(64), 4 * rng.randrange(64), rng.random()))
+            return {**section, "edit": {"op": "bytes", "at": at, "text": text}}
+
+        return [one() for _ in range(rng.choice((1, 1, 2, 3)))]
+
+    def _edited_prompt(self, edits: list[Edit]) -> bytes:
+        found = dict(self._sections)
+        header = json.loads(found.pop(HEADER))
+        identity, puts = header["identity"], [edit for edit in edits if edit["op"] == "put"]
+        for edit in edits:
+            if edit["op"] == "section" and edit["name"] in found:
+                found[edit["name"]] = apply_bytes(found[edit["name"]], [edit["edit"]])
+            elif edit["op"] == "lose":
+                found.pop(edit["name"], None)
+        header["sections"] = [*found]
+        for edit in puts:
+            place = identity if edit["key"] in identity else header
+            place[edit["key"]] = edit["value"]
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, data in {HEADER: json.dumps(header).encode(), **found}.items():
+                archive.writestr(zipfile.ZipInfo(name), data)
+        return apply_bytes(file.getvalue(), edits)
 
     def _run_prompt(self, path: Path) -> Result:
         """Restore and go on; whatever came of it, the session must still give the right text."""
@@ -190,16 +219,7 @@ class Cases:
             return Result(FINDING, f"afterwards the session gives {got}, not {expected}")
         return result
 
-    def _run_vocab(self, path: Path) -> Result:
-        """Draft from it; the text must be the one without it."""
-        try:
-            with Session(self._model, replace(SETTINGS, draft_vocab=str(path))) as session:
-                got = session.generate(PROMPT, max_tokens=N_GENERATED).run().tokens
-        except PyllamaMtpError as error:
-            return Result(REFUSED, str(error))
-        if got != self._expected:
-            return Result(FINDING, f"the text is {got}, not {self._expected}")
-        return Result(WORKS)
+    # -- image encoders and models -------------------------------------------------------------
 
     def _run_encoder(self, path: Path) -> Result:
         """Load it, and go on after an image."""
@@ -207,8 +227,7 @@ class Cases:
         try:
             vision = Vision(self._model, path, n_threads=1)
         except PyllamaMtpError as error:
-            ended = "the process that tried to load it" in str(error)
-            return Result(ENDED if ended else REFUSED, str(error))
+            return _refused(error)
         with vision:
             try:
                 prompt = vision.prompt(f"{IMAGE_MARKER} {PROMPT}", [PICTURE])
@@ -232,14 +251,20 @@ def run_model(path: Path, head: Path | None = None) -> Result:
     try:
         model = Model(path, mtp=mtp, head=head or NO_HEAD)
     except PyllamaMtpError as error:
-        ended = "the process that tried to load it" in str(error)
-        native = "llama.cpp cannot load it" in str(error) or "cannot be used" in str(error)
-        return Result(ENDED if ended else NATIVE if native else REFUSED, str(error))
+        return _refused(error)
     with model:
         try:
             return _generate(model)
         except PyllamaMtpError as error:
             return Result(LATER, str(error))
+
+
+def _refused(error: PyllamaMtpError) -> Result:
+    """By whom a file was refused, as the error says it."""
+    said = str(error)
+    native = "llama.cpp cannot load it" in said or "cannot be used" in said
+    ended = "the process that tried to load it" in said
+    return Result(ENDED if ended else NATIVE if native else REFUSED, said)
 
 
 def _generate(model: Model) -> Result:

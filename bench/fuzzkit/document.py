@@ -1,27 +1,44 @@
-"""A GGUF file as parts that can be changed one by one, and written again with every change kept.
+"""A GGUF file as parts that can be edited one by one, and written again with every edit kept.
 
 Unlike that of the ``gguf`` package the writer writes anything: wrong counts, lengths, types and
-offsets are what it is for.
+offsets are what it is for. An edit is a dictionary with ``op`` and its arguments, so that a case
+can be recorded and repeated. Strings are Latin-1 of the bytes that they stand for. An edit of a
+missing part does nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import struct
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from gguf import GGUFReader
 
+from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES
+from pyllama_mtp.models.modelinfo import describe
+from pyllama_mtp.models.shapes import model_tensors
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B"}
 SCALARS |= {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 _U16, _I32 = 2, 5
 ALIGNMENT = 32
+#: Files are cut to this size: full disks are not tested here.
+MOST_BYTES = 64 << 20
+#: Numbers of so many elements of an array can be edited by their place.
+_SOME = 8
 
+Edit = dict[str, Any]
 Scalar = int | float | bytes
+#: A number in a written file: where it stands, and how (a struct code).
+Number = tuple[int, str]
 
 
 @dataclass
@@ -44,20 +61,12 @@ class Tensor:
     data: bytes
     offset: int | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes by shape and type; those of F32 where the type is unknown."""
+    def fit(self) -> None:
+        """Let the bytes follow shape and type: cut, or repeated."""
         _, block, size = TENSOR_TYPES.get(self.type, ("", 1, 4))
-        return math.prod(self.shape) // block * size if self.shape else size
-
-
-@dataclass(frozen=True)
-class Field:
-    """A number in a written file: where it stands, and how (a struct code)."""
-
-    name: str
-    at: int
-    code: str
+        n = math.prod(self.shape) // block * size if self.shape else size
+        n, data = max(0, min(n, MOST_BYTES // 4)), self.data or b"\0"
+        self.data = (data * (n // len(data) + 1))[:n]
 
 
 @dataclass
@@ -69,11 +78,11 @@ class Document:
 
     def entry(self, key: str) -> Entry | None:
         """The first entry of that key."""
-        return next((e for e in self.entries if e.key == key.encode()), None)
+        return next((e for e in self.entries if e.key == _bytes(key)), None)
 
     def tensor(self, name: str) -> Tensor | None:
         """The first tensor of that name."""
-        return next((t for t in self.tensors if t.name == name.encode()), None)
+        return next((t for t in self.tensors if t.name == _bytes(name)), None)
 
 
 def read_document(path: Path) -> Document:
@@ -110,71 +119,52 @@ def split(document: Document, n: int) -> list[Document]:
     return parts
 
 
-class Writer:
-    """Writes a document.
+def written(document: Document) -> tuple[bytearray, list[Number]]:
+    """The file of a document, and the numbers of its header."""
+    out, numbers = bytearray(), list[Number]()
 
-    Args:
-        document: what is written.
-        name_fields: remember where each number of the header went, in ``fields``; slower.
-    """
+    def number(code: str, value: float, keep: bool = True) -> None:
+        if keep:
+            numbers.append((len(out), code))
+        out.extend(pack(code, value))
 
-    def __init__(self, document: Document, name_fields: bool = True) -> None:
-        #: What stands before the tensors' data, and that.
-        self.out, self.data = bytearray(), list[bytes]()
-        self.fields: list[Field] = []
-        self._name_fields = name_fields
-        self._number("magic", "I", 0x46554747)
-        self._number("version", "I", 3)
-        self._number("tensor count", "Q", len(document.tensors))
-        self._number("metadata count", "Q", len(document.entries))
-        for entry in document.entries:
-            self._entry(entry)
-        self._tensors(document.tensors)
+    def string(text: bytes, keep: bool = True) -> None:
+        number("Q", len(text), keep)
+        out.extend(text)
 
-    def _number(self, name: str, code: str, value: float) -> None:
-        if self._name_fields:
-            self.fields.append(Field(name, len(self.out), code))
-        self.out += pack(code, value)
-
-    def _string(self, name: str, text: bytes) -> None:
-        self._number(f"{name} length", "Q", len(text))
-        self.out += text
-
-    def _scalar(self, name: str, kind: int, value: Scalar) -> None:
+    def scalar(kind: int | None, value: Any, keep: bool = True) -> None:
         if kind == STRING:
-            self._string(name, value if isinstance(value, bytes) else str(value).encode())
-        elif kind in SCALARS:
-            self._number(name, SCALARS[kind], 0 if isinstance(value, bytes) else value)
+            string(value if isinstance(value, bytes) else str(value).encode(), keep)
         else:
-            self._number(name, "I", 0)
+            number(SCALARS.get(kind or 0, "I"), 0 if isinstance(value, bytes) else value, keep)
 
-    def _entry(self, entry: Entry) -> None:
-        name = entry.key.decode(errors="replace")
-        self._string(f"key {name}", entry.key)
-        self._number(f"type {name}", "I", entry.type)
-        if not isinstance(entry.value, list) or entry.element is None:
-            self._scalar(f"value {name}", entry.type, entry.value)  # type: ignore[arg-type]
-            return
-        self._number(f"element type {name}", "I", entry.element)
-        self._number(f"array length {name}", "Q", len(entry.value))
-        for i, value in enumerate(entry.value):
-            self._scalar(f"value {name}[{i}]", entry.element, value)
-
-    def _tensors(self, tensors: list[Tensor]) -> None:
-        end = 0
-        for tensor in tensors:
-            name = tensor.name.decode(errors="replace")
-            self._string(f"name of {name}", tensor.name)
-            self._number(f"dimensions of {name}", "I", len(tensor.shape))
-            for i, n in enumerate(tensor.shape):
-                self._number(f"dimension {i} of {name}", "Q", n)
-            self._number(f"type of {name}", "I", tensor.type)
-            self._number(f"offset of {name}", "Q", end if tensor.offset is None else tensor.offset)
-            end += -(-len(tensor.data) // ALIGNMENT) * ALIGNMENT
-        self.out += bytes(-len(self.out) % ALIGNMENT)
-        for tensor in tensors:
-            padding = -(len(tensor.data)) % ALIGNMENT if tensor is not tensors[-1] else 0
-            self.data += [tensor.data, bytes(padding)]
+    for code, value in (("I", 0x46554747), ("I", 3)):
+        number(code, value)
+    number("Q", len(document.tensors))
+    number("Q", len(document.entries))
+    for entry in document.entries:
+        string(entry.key)
+        number("I", entry.type)
+        if isinstance(entry.value, list):
+            number("I", entry.element or 0)
+            number("Q", len(entry.value))
+            for i, value in enumerate(entry.value):
+                scalar(entry.element, value, i < _SOME)
+        else:
+            scalar(entry.type, entry.value)
+    end = 0
+    for tensor in document.tensors:
+        string(tensor.name)
+        number("I", len(tensor.shape))
+        for n in tensor.shape:
+            number("Q", n)
+        number("I", tensor.type)
+        number("Q", end if tensor.offset is None else tensor.offset)
+        end += -(-len(tensor.data) // ALIGNMENT) * ALIGNMENT
+    for tensor in document.tensors:
+        out += bytes(-len(out) % ALIGNMENT)
+        out += tensor.data
+    return out, numbers
 
 
 def pack(code: str, value: float) -> bytes:
@@ -189,7 +179,142 @@ def pack(code: str, value: float) -> bytes:
     return (whole & (1 << 8 * width) - 1).to_bytes(width, "little")
 
 
-def tiled(data: bytes, n: int) -> bytes:
-    """``n`` bytes: the beginning of ``data``, repeated where it is too short."""
-    data = data or b"\0"
-    return (data * (n // len(data) + 1))[:n]
+def apply(base: Document, edits: list[Edit]) -> bytes:
+    """The edited file of a document, which stays as it is.
+
+    First come the edits of parts, then those of numbers, then those of bytes.
+    """
+    document = Document([copy.copy(e) for e in base.entries], [copy.copy(t) for t in base.tensors])
+    for edit in edits:
+        if edit["op"] in _PARTS:
+            _PARTS[edit["op"]](document, edit)
+    out, numbers = written(document)
+    for edit in edits:
+        if edit["op"] == "number":
+            at, code = numbers[edit["index"] % len(numbers)]
+            new = pack(code, edit["value"])
+            out[at : at + len(new)] = new
+    return apply_bytes(out, edits)
+
+
+def apply_bytes(data: bytes | bytearray, edits: list[Edit]) -> bytes:
+    """Only the edits of bytes, on any file. Places are in bytes, or shares of the file (floats)."""
+    out = bytearray(data)
+    for edit in edits:
+        at = edit.get("at", 0)
+        at = min(int(at * len(out)) if isinstance(at, float) else at, len(out))
+        text = _bytes(edit.get("text", "")) * edit.get("times", 1)
+        if edit["op"] == "bytes":
+            out[at : at + len(text)] = text
+        elif edit["op"] == "flip" and at < len(out):
+            out[at] ^= 1 << edit["bit"]
+        elif edit["op"] == "cut":
+            del out[at : at + edit["n"] if "n" in edit else None]
+        elif edit["op"] == "insert":
+            out[at:at] = text
+    return bytes(out[:MOST_BYTES])
+
+
+def _bytes(value: Any) -> Any:
+    return value.encode("latin-1") if isinstance(value, str) else value
+
+
+def _set(document: Document, edit: Edit) -> None:
+    """Give a key a value and a type, or add it. ``element`` makes it an array."""
+    value = edit["value"]
+    new = [_bytes(v) for v in value] if isinstance(value, list) else _bytes(value)
+    kind = ARRAY if "element" in edit else edit["type"]
+    entry = Entry(_bytes(edit["key"]), kind, new, edit.get("element"))
+    if old := document.entry(edit["key"]):
+        document.entries[document.entries.index(old)] = entry
+    else:
+        document.entries.append(entry)
+
+
+def _entry(document: Document, edit: Edit) -> None:
+    """An entry goes, is renamed, or comes twice."""
+    old = document.entry(edit["key"])
+    if old and edit["op"] == "delete":
+        document.entries.remove(old)
+    elif old and edit["op"] == "rename":
+        old.key = _bytes(edit["to"])
+    elif old:
+        document.entries.append(old)
+
+
+def _element(document: Document, edit: Edit) -> None:
+    """An element of an array, or with ``length`` the array's length."""
+    entry = document.entry(edit["key"])
+    if entry and isinstance(entry.value, list) and entry.value:
+        values = list(entry.value)
+        if "length" in edit:
+            values = (values * (edit["length"] // len(values) + 1))[: edit["length"]]
+        else:
+            values[edit["index"] % len(values)] = _bytes(edit["value"])
+        entry.value = values
+
+
+def _tensor(document: Document, edit: Edit) -> None:
+    """A tensor goes, is copied under another name, or has another name, shape, type or offset;
+    ``fit``: its bytes follow."""
+    tensor = document.tensor(edit["name"])
+    if not tensor:
+        return
+    if edit["op"] == "drop":
+        document.tensors.remove(tensor)
+        return
+    if edit["op"] == "copy":
+        tensor = copy.copy(tensor)
+        document.tensors.append(tensor)
+    tensor.name = _bytes(edit["to"]) if "to" in edit else tensor.name
+    for name in ("shape", "type", "offset"):
+        setattr(tensor, name, edit.get(name, getattr(tensor, name)))
+    if edit.get("fit"):
+        tensor.fit()
+
+
+def _weights(document: Document, edit: Edit) -> None:
+    """Fill a tensor, or ``n`` of its numbers from ``at``, with one number."""
+    tensor = document.tensor(edit["name"])
+    if tensor and (dtype := {0: "<f4", 1: "<f2"}.get(tensor.type)):
+        numbers = np.frombuffer(tensor.data, dtype).copy()
+        at = int(edit.get("at", 0) * len(numbers))
+        numbers[at : at + edit["n"] if "n" in edit else None] = float(edit["fill"])
+        tensor.data = numbers.tobytes()
+
+
+def _conform(document: Document, edit: Edit) -> None:
+    """Give every tensor the shape that follows from the metadata, so that faults lie deeper. Files
+    of architectures whose tensors are not known here stay as they are."""
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(written(document)[0])
+        file.flush()
+        try:
+            info = describe(file.name)
+        except ModelFileError:
+            return
+    if not info.validated:
+        return
+    specs = model_tensors(info.to_shape(), info.recurrent_layers)
+    wanted = {spec.name.encode(): list(spec.shape) for spec in specs}
+    if sum(4 * math.prod(shape) for shape in wanted.values()) > MOST_BYTES // 2:
+        return
+    like = {t.name.split(b".", 2)[-1]: t for t in document.tensors}
+    have = {t.name for t in document.tensors}
+    for name in wanted:
+        if name not in have and (template := like.get(name.split(b".", 2)[-1])):
+            document.tensors.append(replace(template, name=name))
+    document.tensors = [t for t in document.tensors if t.name in wanted]
+    for tensor in document.tensors:
+        tensor.shape = wanted[tensor.name]
+        tensor.fit()
+
+
+_PARTS: dict[str, Callable[[Document, Edit], None]] = {
+    "set": _set,
+    **dict.fromkeys(("delete", "rename", "duplicate"), _entry),
+    "element": _element,
+    **dict.fromkeys(("tensor", "drop", "copy"), _tensor),
+    "weights": _weights,
+    "conform": _conform,
+}

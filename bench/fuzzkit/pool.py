@@ -7,25 +7,26 @@ is a finding, and is replaced.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import multiprocessing
 import os
 import resource
 import signal
 import tempfile
-import time
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, TimeoutError
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from benchkit import memory_of
 
-from fuzzkit.cases import FINDING, Cases, Result
-from fuzzkit.edits import Edit
+from fuzzkit.cases import FINDING, Cases
+from fuzzkit.document import Edit
 
 #: Cases after which a worker is replaced, so that no case is blamed for the leaks of others.
 LIFE = 400
@@ -43,7 +44,7 @@ class Limits:
     address_space_mib: int = 4096
 
 
-@dataclass
+@dataclass(frozen=True)
 class Case:
     """A case to run: by its seed, or by its edits, if there are any."""
 
@@ -59,138 +60,109 @@ class Outcome:
     case: Case
     outcome: str
     detail: str
-    edits: list[Edit]
+    edits: list[Edit] = field(default_factory=list)
 
 
-def work(pipe: Connection, base: Path, folder: Path, address_space_mib: int) -> None:
-    """In a worker: answer each case with its edits, before they are tried, and with the result and
-    the MiB that it took."""
-    errors = os.open(folder / "stderr", os.O_WRONLY)
+# -- in a worker -----------------------------------------------------------------------------------
+
+
+_cases: Cases
+
+
+def _start(base: Path, folder: Path, address_space_mib: int) -> None:
+    global _cases
+    errors = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
     os.dup2(errors, 1)
     os.dup2(errors, 2)
+    faulthandler.enable()  # names the signal that ends the process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)
-    cases = Cases(base, folder)
+    _cases = Cases(base, folder)
     limit = memory_of("self", "VmSize") + (address_space_mib << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    with suppress(EOFError):  # the pool is closed
-        while True:
-            case: Case = pipe.recv()
-            edits = cases.edits(case.kind, case.seed) if case.edits is None else case.edits
-            pipe.send(edits)
-            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-            before = memory_of("self", "VmRSS")
-            result = cases.run(case.kind, edits)
-            pipe.send((result, (memory_of("self", "VmHWM") - before) >> 20))
+
+
+def _edits(case: Case) -> list[Edit]:
+    return _cases.edits(case.kind, case.seed) if case.edits is None else case.edits
+
+
+def _run(case: Case) -> tuple[Outcome, int]:
+    """How a case ended, and the MiB that it took."""
+    edits = _edits(case)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before = memory_of("self", "VmRSS")
+    result = _cases.run(case.kind, edits)
+    peak_mib = (memory_of("self", "VmHWM") - before) >> 20
+    return Outcome(case, result.outcome, result.detail, edits), peak_mib
+
+
+# -- beside them -----------------------------------------------------------------------------------
 
 
 class _Worker:
-    def __init__(self, base: Path, limits: Limits) -> None:
-        self._limits = limits
-        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")
-        self._errors = Path(self._folder.name) / "stderr"
-        self._errors.touch()
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        given = (theirs, base, self._errors.parent, limits.address_space_mib)
-        self.process = context.Process(target=work, args=given, daemon=True)
-        with mock.patch.dict(os.environ, ENVIRONMENT):
-            self.process.start()
-        theirs.close()
-        self.case: Case | None = None
-        self._n_left = LIFE
+    """A process for cases."""
 
-    def start(self, case: Case) -> None:
-        self.case, self._edits = case, case.edits or []
-        start_s = START_S if self._n_left == LIFE else 0
-        self.end = time.monotonic() + self._limits.seconds + start_s
-        with suppress(BrokenPipeError):  # it is dead, which the end of its answers tells
-            self.pipe.send(case)
-
-    @property
-    def idle(self) -> bool:
-        """Whether it can be given another case: after a finding it keeps its case."""
-        return self.case is None and self._n_left > 0 and self.process.is_alive()
-
-    def outcome(self, answered: bool) -> Outcome | None:
-        """The outcome of its case; None: it is still running."""
-        result, peak_mib = None, 0
-        if not answered:
-            if time.monotonic() >= self.end:
-                result = Result(FINDING, f"no answer in {self._limits.seconds:.0f} s")
-        else:
-            result, peak_mib = self._answer()
-        if result is None:
-            return None
-        if result.outcome != FINDING and peak_mib > self._limits.peak_mib:
-            detail = f"{peak_mib} MiB of memory; {result.outcome}: {result.detail}"
-            result = Result(FINDING, detail)
-        assert self.case
-        found = Outcome(self.case, result.outcome, result.detail, self._edits)
-        if result.outcome != FINDING:  # after which it may not be what it was
-            self.case, self._n_left = None, self._n_left - 1
-        return found
-
-    def _answer(self) -> tuple[Result | None, int]:
-        """The result and the MiB that it took; None: the edits came, which are before it."""
-        try:
-            answer = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self.process.join()
-            code = self.process.exitcode or 0
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            words = self._errors.read_bytes()[-1500:].decode(errors="replace").strip()
-            return Result(FINDING, f"the process ended ({how}): {words}"), 0
-        if isinstance(answer, list):
-            self._edits = answer
-            return None, 0
-        return answer
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-        self._folder.cleanup()
+    def __init__(self, base: Path, folder: Path, limits: Limits) -> None:
+        self.n_left, self.errors = LIFE, folder / "stderr"
+        spawn, given = (
+            multiprocessing.get_context("spawn"),
+            (base, folder, limits.address_space_mib),
+        )
+        self.process = ProcessPoolExecutor(1, spawn, _start, given)
+        self.pid = self.process.submit(os.getpid).result(START_S)
 
 
 class Pool:
     """Some workers on one base model. A context manager."""
 
     def __init__(self, base: Path, jobs: int, limits: Limits | None = None) -> None:
-        self._base, self._limits, self._jobs = base.resolve(), limits or Limits(), jobs
-        self._workers: set[_Worker] = set()
+        self._base, self._limits = base.resolve(), limits or Limits()
+        self._threads, self._mine = ThreadPoolExecutor(jobs), threading.local()
+        self._workers: list[_Worker] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")
+        self._environment = mock.patch.dict(os.environ, ENVIRONMENT)
 
     def __enter__(self) -> Pool:
+        self._environment.start()
         return self
 
     def __exit__(self, *raised: Any) -> None:
+        self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
-            worker.close()
+            worker.process.shutdown()
+        self._environment.stop()
+        self._folder.cleanup()
 
     def run(self, cases: Iterable[Case]) -> Iterator[Outcome]:
-        """Outcomes as they come, in any order."""
-        waiting = iter(cases)
-        idle: list[_Worker] = []
-        while True:
-            while idle or len(self._workers) < self._jobs:
-                case = next(waiting, None)
-                if case is None:
-                    break
-                if not idle:
-                    idle.append(_Worker(self._base, self._limits))
-                    self._workers.add(idle[0])
-                idle.pop().start(case)
-            busy = [worker for worker in self._workers if worker.case]
-            if not busy:
-                return
-            soonest = min(worker.end for worker in busy)
-            ready = wait([worker.pipe for worker in busy], max(0.0, soonest - time.monotonic()))
-            for worker in busy:
-                outcome = worker.outcome(worker.pipe in ready)
-                if outcome:
-                    if worker.idle:
-                        idle.append(worker)
-                    else:
-                        self._workers.remove(worker)
-                        worker.close()
-                    yield outcome
+        """Outcomes in the order of the cases."""
+        return self._threads.map(self._outcome, cases)
+
+    def _worker(self) -> _Worker:
+        """This thread's worker; a new one where there is none that can go on."""
+        worker: _Worker | None = getattr(self._mine, "worker", None)
+        if not worker or not worker.n_left:
+            if worker:
+                worker.process.shutdown()
+            folder = Path(tempfile.mkdtemp(dir=self._folder.name))
+            worker = self._mine.worker = _Worker(self._base, folder, self._limits)
+            self._workers.append(worker)
+        worker.n_left -= 1
+        return worker
+
+    def _outcome(self, case: Case) -> Outcome:
+        worker = self._worker()
+        try:
+            outcome, peak_mib = worker.process.submit(_run, case).result(self._limits.seconds)
+            if outcome.outcome != FINDING and peak_mib <= self._limits.peak_mib:
+                return outcome
+            detail = f"{peak_mib} MiB of memory; {outcome.outcome}: {outcome.detail}"
+        except TimeoutError:
+            os.kill(worker.pid, signal.SIGKILL)
+            detail = f"no answer in {self._limits.seconds:.0f} s"
+        except BrokenProcessPool:
+            words = worker.errors.read_bytes()[-1500:].decode(errors="replace").strip()
+            detail = f"the process ended: {words}"
+        worker.n_left = 0  # it may not be what it was
+        edits = self._worker().process.submit(_edits, case).result(START_S)
+        return Outcome(case, FINDING, detail, edits)

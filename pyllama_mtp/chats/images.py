@@ -166,9 +166,6 @@ def take_images(messages: Sequence[Any]) -> tuple[list[Any], list[Pixels]]:
     Parts of a content are ``{"type": "text", "text": ...}``, OpenAI's ``{"type": "image_url",
     "image_url": {"url": "data:image/..."}}``, or ``{"type": "image", "image": ...}`` with anything
     that :func:`.pixels_of` takes. Messages without images stay as they are.
-
-    Raises:
-        UsageError: a part of another type, or an image that cannot be used.
     """
     images: list[Pixels] = []
     if not isinstance(messages, Sequence):

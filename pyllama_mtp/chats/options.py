@@ -96,10 +96,6 @@ class ChatOptions:
             messages: ``{"role": ..., "content": ...}`` each; see :mod:`pyllama_mtp.chats.tools`.
             tools: functions that the model may call.
             goes_on: continue the last message, the assistant's, instead of a new one.
-
-        Raises:
-            UsageError: see :meth:`.Model.apply_chat_template`; or the last message cannot be
-                continued.
         """
         effort, messages = self.reasoning_effort, for_template(messages)
         offered = list(tools.offered) if tools else None

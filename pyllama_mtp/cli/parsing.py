@@ -57,35 +57,29 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{text} (default: %(default)s)"
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least `least`."""
+def _at_least(least: float, read: Callable[[str], Any], what: str) -> Callable[[str], Any]:
+    """An argparse type: a number of at least `least`, not infinite."""
 
-    def parse(text: str) -> int:
+    def parse(text: str) -> Any:
         try:
-            value = int(text)
+            value = read(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is not allowed; give {least} or more")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; give {least:g} or more")
         return value
 
     return parse
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number of at least `least`."""
+    return _at_least(least, int, "a whole number")
 
 
 def real(least: float) -> Callable[[str], float]:
     """An argparse type: a number of at least `least`, not infinite."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not least <= value < math.inf:
-            allowed = f"a number from {least:g} upwards"
-            raise argparse.ArgumentTypeError(f"{text} is not allowed; give {allowed}")
-        return value
-
-    return parse
+    return _at_least(least, float, "a number")
 
 
 def tokens(text: str, least: int = 1) -> int:

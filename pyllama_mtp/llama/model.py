@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +32,8 @@ from ..models.modelinfo import GGUFInfo
 from ..settings import Sampling
 from . import chat, native, rpc, trial
 from .drafthead import DraftHead, draft_head
-from .modeloptions import Adapters, ModelArguments, ModelOptions, head_arguments, read_adapter
+from .modeloptions import Adapters, ModelOptions, head_arguments, read_adapter
 from .native import OfThisProcess, Owned
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # typing's from Python 3.11 on
 
 Tokens = npt.NDArray[np.int32]
 log = logging.getLogger("pyllama_mtp")
@@ -79,7 +76,7 @@ class Model(Owned, OfThisProcess):
         *,
         mtp: bool | None = None,
         progress: Callable[[float], None] | None = None,
-        **options: Unpack[ModelArguments],
+        **options: Any,
     ) -> None:
         """Validate the file, then load it.
 
@@ -180,9 +177,6 @@ class Model(Owned, OfThisProcess):
 
         Args:
             spec, kind: see `draft_vocab` and `draft_head_type` of :class:`Settings`.
-
-        Raises:
-            UsageError, DraftVocabError, ModelFileError: see :func:`.drafthead.draft_head`.
         """
         if not self._draft_head or self._draft_head[0] != (spec, kind):
             self._draft_head = None  # its memory may be needed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from gguf import GGUFValueType
 
@@ -42,28 +42,6 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 CPU = "CPU"
 _MOST = 2**31 - 1
 _MOST_BYTES = 2**63 - 1
-File: TypeAlias = "str | os.PathLike[str]"
-
-
-class ModelArguments(TypedDict, total=False):
-    """Types of the arguments for :class:`ModelOptions`, for editors and type checkers (PEP 692)."""
-
-    n_gpu_layers: int
-    rpc_servers: str | Sequence[str]
-    rpc_timeout: int
-    tensor_split: Sequence[float] | None
-    device: str | Sequence[str] | None
-    split_mode: str
-    main_gpu: int
-    n_cpu_moe: int
-    cpu_moe: bool
-    moe_cache_size: int
-    override_tensor: Mapping[str, str] | Sequence[tuple[str, str]]
-    use_mmap: bool | None
-    use_mlock: bool
-    no_alloc: bool
-    lora: File | Sequence[File | tuple[File, float]]
-    head: File | None
 
 
 def _names(name: str, value: object) -> tuple[str, ...]:

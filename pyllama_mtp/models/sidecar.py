@@ -105,11 +105,7 @@ def in_head(name: str, n_layer: int) -> bool:
 
 
 def join_head(model: GGUFInfo, head: GGUFInfo) -> GGUFInfo:
-    """The model with the MTP head of another file, in the place of its own, if it has one.
-
-    Raises:
-        HeadMismatchError: the head is another model's; the message says what differs.
-    """
+    """The model with the MTP head of another file, in the place of its own, if it has one."""
     _check(model, head)
     arch = model.architecture
     taken = [*_taken(model, head)]
@@ -161,7 +157,7 @@ def _taken(model: GGUFInfo, head: GGUFInfo) -> Iterator[tuple[str, TensorEntry]]
 
 
 def _check(model: GGUFInfo, head: GGUFInfo) -> None:
-    """Raise HeadMismatchError if the head is certainly another model's."""
+    """Raise HeadMismatchError if the head is certainly another model's: says what differs."""
     if head.architecture == "gemma4-assistant":
         raise HeadMismatchError(f"{head.path}: {elsewhere(head.architecture)}", head.path)
     if not is_head(head) and not head.mtp_complete:

@@ -12,9 +12,9 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -336,6 +336,10 @@ def _deliver(all_news: list[tuple[Job, News]]) -> None:
 # -- metrics for Prometheus ------------------------------------------------------------------------
 
 
+#: Name, description, and the value; or values by their labels, and the labels' names.
+_Row: TypeAlias = "tuple[str, str, float] | tuple[Any, ...]"
+
+
 class Metrics(Collector):
     """All metrics of a generator, in a registry of their own."""
 
@@ -345,76 +349,50 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they are now."""
-        generator, total = self._generator, self._generator.total
-        store = generator.store
+        generator, total, store = self._generator, self._generator.total, self._generator.store
         prefill_tps, decode_tps = generator.speeds()
-        together = "Speed of decode, lately, of all sequences together."
-        for name, text, value in (
-            ("requests_running", "Requests that are being processed.", generator.n_running),
-            ("requests_waiting", "Requests in the queue.", generator.n_waiting),
-            ("prefill_tokens_per_second", "Speed of prefill, lately.", prefill_tps),
-            ("decode_tokens_per_second", together, decode_tps),
-            ("mean_accepted_length", "Drafts accepted per round.", total.mean_accepted_length),
-            ("stored_prompts", "Processed texts that have left their places.", len(store)),
-            ("stored_prompts_bytes", "Memory that they take.", store.n_bytes),
-        ):
-            yield GaugeMetricFamily(f"pyllama_mtp_{name}", text, value)
-        rounds = "Verification passes, added up over the sequences."
-        for name, text, value in (
-            ("prompt_tokens", "Tokens of prompts.", total.n_prompt),
-            ("image_tokens", "Of these, rows of images.", total.n_image_tokens),
-            ("image_encode_seconds", "Time spent on images before prompts.", total.encode_s),
-            (
-                "prompt_tokens_cached",
-                "Of prompts, not processed again.",
-                total.n_cached,
-            ),
-            ("generated_tokens", "Tokens generated.", total.n_generated),
-            ("prefill_seconds", "Time spent on prompts.", total.prefill_s),
-            ("decode_seconds", "Time spent on rounds.", total.decode_s),
-            ("rounds", rounds, total.rounds),
-            ("stored_prompts_hits", "Prompts that went on from one of them.", store.hits),
-            ("stored_prompts_tokens", "Tokens not processed again by that.", store.n_saved),
-        ):
-            yield CounterMetricFamily(f"pyllama_mtp_{name}", text, value)
-        # By position in the round, 1 being the first draft.
         drafted, accepted = (
-            {str(position): n for position, n in enumerate(counts, start=1)}
+            {(str(position),): n for position, n in enumerate(counts, start=1)}
             for counts in (total.drafted, total.accepted)
         )
         rates = {position: accepted[position] / n if n else 0.0 for position, n in drafted.items()}
-        verified = "Drafts verified, by position."
-        yield _labelled(CounterMetricFamily, "drafted_tokens", verified, "position", drafted)
-        kept = "Drafts accepted, by position."
-        yield _labelled(CounterMetricFamily, "accepted_tokens", kept, "position", accepted)
-        share = "Share of the drafts that were accepted, by position."
-        yield _labelled(GaugeMetricFamily, "acceptance", share, "position", rates)
-        pay = "Drafts that pay for each of so many sequences; 0: drafts do not pay here."
-        paying = {str(n): depth for n, depth in generator.paying_drafts().items()}
-        yield _labelled(GaugeMetricFamily, "paying_drafts", pay, "sequences", paying)
-        passes = CounterMetricFamily(
-            "pyllama_mtp_passes",
-            "Verification passes, by sequences in them and drafts of each.",
-            labels=["sequences", "drafts"],
+        paying = {(str(n),): depth for n, depth in generator.paying_drafts().items()}
+        passes = {
+            (str(n), str(depth)): count
+            for n, by_depth in list(total.passes.items())
+            for depth, count in list(by_depth.items())
+        }
+        ended = {(how,): n for how, n in sorted(generator.outcomes.items())}
+        gauges: tuple[_Row, ...] = (
+            ("requests_running", "Requests that are being processed.", generator.n_running),
+            ("requests_waiting", "Requests in the queue.", generator.n_waiting),
+            ("prefill_tokens_per_second", "Speed of prefill, lately.", prefill_tps),
+            ("decode_tokens_per_second", "Speed of decode, lately, of all sequences.", decode_tps),
+            ("mean_accepted_length", "Drafts accepted per round.", total.mean_accepted_length),
+            ("stored_prompts", "Processed texts that have left their places.", len(store)),
+            ("stored_prompts_bytes", "Memory that they take.", store.n_bytes),
+            ("acceptance", "Share of the drafts that were accepted.", rates, "position"),
+            ("paying_drafts", "Drafts that pay; 0: drafts do not pay.", paying, "sequences"),
         )
-        for n, by_depth in list(total.passes.items()):
-            for depth, count in list(by_depth.items()):
-                passes.add_metric([str(n), str(depth)], count)
-        yield passes
-        ended = "Answers that have ended, by how."
-        outcomes = dict(sorted(generator.outcomes.items()))
-        yield _labelled(CounterMetricFamily, "requests", ended, "outcome", outcomes)
-
-
-def _labelled(
-    kind: type[CounterMetricFamily | GaugeMetricFamily],
-    name: str,
-    text: str,
-    label: str,
-    values: Mapping[str, float],
-) -> Metric:
-    """A metric with a value for each value of its label."""
-    metric = kind(f"pyllama_mtp_{name}", text, labels=[label])
-    for which, value in values.items():
-        metric.add_metric([which], value)
-    return metric
+        counters: tuple[_Row, ...] = (
+            ("prompt_tokens", "Tokens of prompts.", total.n_prompt),
+            ("image_tokens", "Of these, rows of images.", total.n_image_tokens),
+            ("image_encode_seconds", "Time spent on images before prompts.", total.encode_s),
+            ("prompt_tokens_cached", "Of prompts, not processed again.", total.n_cached),
+            ("generated_tokens", "Tokens generated.", total.n_generated),
+            ("prefill_seconds", "Time spent on prompts.", total.prefill_s),
+            ("decode_seconds", "Time spent on rounds.", total.decode_s),
+            ("rounds", "Verification passes, added up over the sequences.", total.rounds),
+            ("stored_prompts_hits", "Prompts that went on from one of them.", store.hits),
+            ("stored_prompts_tokens", "Tokens not processed again by that.", store.n_saved),
+            ("drafted_tokens", "Drafts verified, by position from 1.", drafted, "position"),
+            ("accepted_tokens", "Drafts accepted, by position from 1.", accepted, "position"),
+            ("passes", "Verification passes.", passes, "sequences", "drafts"),
+            ("requests", "Answers that have ended, by how.", ended, "outcome"),
+        )
+        for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, text, value, *labels in rows:
+                metric = kind(f"pyllama_mtp_{name}", text, labels=labels)
+                for of, one in (value if isinstance(value, dict) else {(): value}).items():
+                    metric.add_metric(of, one)
+                yield metric

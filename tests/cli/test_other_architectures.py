@@ -26,28 +26,6 @@ def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
 
 
-def test_generate_with_the_head_in_a_file_of_its_own(
-    other: Path, in_process: Program, tmp_path: Path
-) -> None:
-    """The head is extracted, found beside its model, and refused for another model."""
-    head, trunk, two = tmp_path / "mtp-model.gguf", tmp_path / "model.gguf", ("--threads", "1")
-    for action, target in (("extract", head), ("drop", trunk)):
-        in_process("head", action, other, "-o", target)
-    options = ("--draft-n-max", "2", "-n", "16", "--json", "hello")
-    reports = []
-    for path in (other, trunk):
-        done = in_process("generate", "-m", str(path), *two, *options)
-        reports.append(json.loads(done.stdout))
-    inside, beside = reports
-    assert beside["text"] == inside["text"]
-    drafted, accepted = (beside["telemetry"][name] for name in ("drafted", "accepted"))
-    assert drafted == inside["telemetry"]["drafted"] and sum(accepted) > 0
-    assert b"the MTP head is in" in done.stderr
-    stranger = write_model("deepseek2", tmp_path / "stranger.gguf")
-    done = in_process("generate", "-m", stranger, "--head", head, "x", code=2)
-    assert b"give the head of this model, or 'none'" in done.stderr
-
-
 def test_matrix(other: Path, in_process: Program) -> None:
     """A depth that the model cannot draft at is not measured."""
     given = ("-m", str(other), "--depths", "0,2,4", "--no-output", *SMALL)

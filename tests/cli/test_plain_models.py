@@ -11,7 +11,7 @@ from pyllama_mtp import bench
 from pyllama_mtp.measure.records import read_cells
 from pyllama_mtp.models.ggufinfo import read_gguf
 
-from ..plain import ARCHITECTURES, N_VOCAB, write_model
+from ..plain import N_VOCAB, write_model
 from ..processes import Program
 
 pytestmark = pytest.mark.usefixtures("at_once")
@@ -23,7 +23,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_model(tmp_path_factory.mktemp("plain") / "llama.gguf", "llama"))
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", ["llama", "mamba"])
 def test_generate(arch: str, in_process: Program, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", arch)
     done = in_process("generate", "-m", str(path), *ONE_THREAD, "-n", "8", "--json", "hello")

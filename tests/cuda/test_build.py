@@ -3,7 +3,7 @@
     pytest -m cuda_build tests/cuda          # where nvcc is; no GPU is needed
 
 PYLLAMA_TEST_CUDA_ARCHITECTURE names another one than 90. The build folder stays in build/cuda, so
-what was cut goes on. The result is written to build/results/cuda-build.md.
+what was cut goes on. -rP shows what doctor says, for bench/results/native.md.
 """
 
 from __future__ import annotations
@@ -58,25 +58,5 @@ def test_one_architecture(tmp_path: Path) -> None:
     said(sys.executable, "-c", load, backend, folder=tmp_path, **known)
     doctor = said(sys.executable, "-m", "pyllama_mtp", "doctor", folder=tmp_path, **known)
     assert f"CUDA {ARCHITECTURE}" in doctor and "everything is in order" in doctor
-    write(minutes, len(objects), backend.stat().st_size, doctor)
-
-
-def write(minutes: float, objects: int, n_bytes: int, doctor: str) -> None:
-    """build/results/cuda-build.md, for bench/results/native.md."""
-    release = subprocess.run([str(NVCC), "--version"], capture_output=True, text=True).stdout
-    named = ("build", "device", "GPU", "self-test")
-    page = [
-        "# The CUDA backend, compiled",
-        "",
-        f"`pytest -m cuda_build tests/cuda`: {release.splitlines()[-1].strip()}, compute "
-        f"capability {ARCHITECTURE}, with flash attention. {objects} objects, {minutes:.0f} "
-        f"minutes on {len(os.sched_getaffinity(0))} cores (less where ccache has some), "
-        f"libggml-cuda.so of {n_bytes / 1e6:.0f} MB. No GPU was there; `doctor` of that build:",
-        "",
-        "```",
-        *(line for line in doctor.splitlines() if line[6:21].strip() in named),
-        "```",
-    ]
-    folder = ROOT / "build" / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cuda-build.md").write_text("\n".join(page) + "\n")
+    print(f"{len(objects)} objects, {minutes:.0f} minutes, {backend.stat().st_size} bytes")
+    print(doctor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -55,47 +54,6 @@ def greedy(demo: Model) -> Greedy:
     return generate
 
 
-def test_stream_text(tmp_path: Path, greedy: Greedy) -> None:
-    text, _, figures = run(tmp_path, "stream_text").partition("\n\nprefill ")
-    assert text.rstrip("\n") == (PROMPT + greedy(PROMPT, 48)).rstrip("\n")
-    found = re.search(r"48 tokens in (\d+) rounds, (\d+) of them drafted", figures)
-    assert found and int(found[1]) + int(found[2]) == 47, "the first token is the prompt's"
-    assert re.search(r"by position: \d+%, \d+%, \d+%$", figures.strip())
-
-
-def test_chat(tmp_path: Path) -> None:
-    out = run(tmp_path, "chat")
-    turns = [(int(a), int(b)) for a, b in re.findall(r"\[(\d+) tokens of prompt, (\d+) of", out)]
-    assert len(turns) == 3 and turns[0][1] == 0
-    for before, (n_prompt, n_cached) in itertools.pairwise(turns):
-        assert before[0] <= n_cached < n_prompt, "what the turns share is not processed again"
-
-
-def test_batch(tmp_path: Path, greedy: Greedy) -> None:
-    out = run(tmp_path, "batch")
-    for prompt in (PROMPT, "class Reader:\n", "for line in"):
-        assert re.search(rf"^{re.escape(repr(prompt))}: \d+ tokens \(\w+\): ", out, re.MULTILINE)
-        assert out.count(f": {greedy(prompt, 16)!r}\n") == 1, "the text that it gets alone"
-    assert re.search(r"^5 prompts, \d+ rounds, \d+ tok/s$", out, re.MULTILINE)
-
-
-def test_save_prompt(tmp_path: Path) -> None:
-    out = run(tmp_path, "save_prompt")
-    found = re.search(r"^(\d+) tokens in .*\nrestored; (\d+) tokens were left, .*\n(\d+) dr", out)
-    assert found and 0 < int(found[2]) < int(found[1]) / 10
-    assert int(found[3]) > 0, "the head's part of the file works too"
-    assert out.endswith("the same text\n")
-
-
-def test_draft_vocabulary(tmp_path: Path) -> None:
-    out = run(tmp_path, "draft_vocabulary")
-    share = re.search(r"the best 512 of 2048 tokens are ([\d.]+)% of the text", out)
-    assert share and 50 < float(share[1]) < 100
-    rounds = [float(one) for one in re.findall(r"([\d.]+) tokens per round", out)]
-    assert len(rounds) == 2 and 1 < rounds[1] <= rounds[0]
-    assert out.endswith("the same text\n")
-
-
 def test_hidden_states(tmp_path: Path) -> None:
     out = run(tmp_path, "hidden_states")
     near, far = (float(one) for one in re.findall(r"cosine (-?[\d.]+)$", out, re.MULTILINE))
@@ -110,15 +68,6 @@ def test_matrix(tmp_path: Path) -> None:
     assert len(re.findall(r"^ *(?:64|256) +(?:no-MTP|MTP 3) +[\d.,]+ ", out, re.MULTILINE)) == 4
     assert len(re.findall(r"^\d +(?:64|256) +[03] +\d", out, re.MULTILINE)) == 4
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.long
-def test_choose_depth(tmp_path: Path) -> None:
-    table, _, tried = run(tmp_path, "choose_depth").partition("\non this prompt:\n")
-    assert re.search(r"draft_n_max=\d|no verdict: ", table), "there is advice"
-    speeds = re.findall(r"draft_n_max=(\S+): decode (\d+) tok/s", tried)
-    assert [name for name, _ in speeds][0::2] == ["0", "'auto'"]
-    assert all(int(speed) > 0 for _, speed in speeds)
 
 
 @pytest.mark.long

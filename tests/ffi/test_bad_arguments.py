@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session, Settings, stream
+from pyllama_mtp import Model, Session, Settings, stream
 from pyllama_mtp.errors import (
     DecodeAborted,
     DecodeError,
@@ -86,18 +86,6 @@ def test_positions_that_are_there_already(context: Context, start: int) -> None:
     assert context.n_past == 4
 
 
-def test_rows_that_were_not_outputs(context: Context) -> None:
-    with pytest.raises(UsageError, match="not marked"):
-        context.logits(0)  # nothing decoded yet
-    decode(context, [1, 2, 3])
-    for row in (0, 1, 3, -1, 10**9):
-        with pytest.raises(UsageError, match="not marked"):
-            context.logits(row)
-        with pytest.raises(UsageError, match="not marked"):
-            context.argmax(row)
-    context.logits(2)
-
-
 def test_hidden_states_for_a_draft_context(context: Context, draft: Context) -> None:
     n_embd = context.model.n_embd
     tokens, marks = np.array([1, 2], dtype=np.int32), np.zeros(2, dtype=np.int8)
@@ -152,13 +140,6 @@ def test_context_options(demo: Model) -> None:
         decode(context, [1] * 8)
 
 
-@pytest.mark.parametrize("depth", [1, 3, 6])
-def test_batches_too_small_for_the_depth(demo: Model, depth: int) -> None:
-    for small in ({"n_ubatch": depth + 1}, {"n_batch": depth + 1}):
-        with pytest.raises(UsageError, match=f"at least {depth + 2}"):
-            Session(demo, Settings(n_ctx=64, draft_n_max=depth, n_threads=1, **small))
-
-
 def test_a_context_shorter_than_a_round(demo: Model) -> None:
     assert "".join(stream(demo, [5], max_tokens=1, ignore_eos=True, n_threads=1))
     with Session(demo, Settings(n_ctx=1, draft_n_max=6, n_threads=1)) as session:
@@ -186,17 +167,6 @@ def test_each_code_has_its_exception(code: int | str, kind: type[PyllamaMtpError
         assert error.code == number
     if kind in (NoKVSlotError, InvalidBatchError, FatalDecodeError):
         assert "what was said" in str(error)
-
-
-def test_numbers_beyond_what_c_can_hold(demo: Model) -> None:
-    with pytest.raises(UsageError, match="n_gpu_layers"):
-        Model(demo.path, n_gpu_layers=2**40)
-    with pytest.raises(UsageError, match="repeat_last_n"):
-        Sampling(repeat_penalty=1.1, repeat_last_n=2**31 - 1)
-    with Session(demo, Settings(n_ctx=64, n_threads=1)) as session:
-        for token in (2**40, 2**70, -1):
-            with pytest.raises(UsageError, match=f"token id {token} "):
-                session.generate([1, token])
 
 
 def test_a_short_context_with_a_huge_batch_is_not_a_matter_of_memory(demo: Model) -> None:

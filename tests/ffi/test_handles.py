@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,58 +47,35 @@ def test_closing_contexts_in_either_order(demo: Model) -> None:
             context.close()
 
 
-def test_using_a_closed_context(demo: Model) -> None:
-    context = Context(demo, SMALL)
-    context.decode(ONE, 0, OUT)
-    context.close()
-    uses: list[Callable[[], object]] = [
-        lambda: context.handle,
-        lambda: context.decode(ONE, 1, OUT),
-        lambda: context.logits(0),
-        lambda: context.argmax(0),
-        lambda: context.hidden_rows(),
-        lambda: context.n_past,
-        lambda: context.remove(0),
-        lambda: context.clear(),
-        lambda: context.synchronize(),
-        lambda: context.save_state(),
-        lambda: context.load_state(b""),
-        lambda: context.memory(),
-    ]
-    for use in uses:
-        with pytest.raises(ContextClosedError):
-            use()
+#: Uses of what is closed.
+USES = (
+    *("context.handle", "context.decode(ONE, 1, OUT)", "context.logits(0)", "context.argmax(0)"),
+    *("context.hidden_rows()", "context.n_past", "context.remove(0)", "context.clear()"),
+    *("context.synchronize()", "context.save_state()", "context.load_state(b'')"),
+    *("context.memory()", "model.handle", "model.description", "model.tokenize('a')"),
+    *("model.piece(1)", "model.detokenize([1])", "model.is_end(1)"),
+    *("model.apply_chat_template([])", "Context(model, SMALL)", "Session(model, SETTINGS)"),
+    *("session.reset()", "session.memory()", "session.generate([1]).run()", "list(generation)"),
+)
 
 
-def test_using_a_closed_model(demo_file: Path) -> None:
+@pytest.mark.parametrize("use", USES)
+def test_using_what_is_closed(closed: dict[str, object], use: str) -> None:
+    with pytest.raises(ContextClosedError):
+        eval(use, {**globals(), **closed})
+
+
+@pytest.fixture(scope="module")
+def closed(demo_file: Path) -> dict[str, object]:
+    """A context, a session with a generation that has begun, and their model."""
     model = Model(demo_file)
-    model.close()
-    uses: list[Callable[[], object]] = [
-        lambda: model.handle,
-        lambda: model.description,
-        lambda: model.tokenize("a"),
-        lambda: model.piece(1),
-        lambda: model.detokenize([1]),
-        lambda: model.is_end(1),
-        lambda: model.apply_chat_template([]),
-        lambda: Context(model, SMALL),
-        lambda: Session(model, SETTINGS),
-    ]
-    for use in uses:
-        with pytest.raises(ContextClosedError):
-            use()
-
-
-def test_using_a_closed_session(demo: Model) -> None:
-    session = Session(demo, SETTINGS)
+    context, session = Context(model, SMALL), Session(model, SETTINGS)
+    context.decode(ONE, 0, OUT)
     generation = iter(session.generate([1, 2], max_tokens=9, ignore_eos=True))
     next(generation)
-    session.close()
-    with pytest.raises(ContextClosedError):
-        list(generation)
-    for use in (session.reset, session.memory, session.generate([1]).run):
-        with pytest.raises(ContextClosedError):
-            use()
+    for one in (context, session, model):
+        one.close()
+    return {"context": context, "model": model, "session": session, "generation": generation}
 
 
 def test_never_closed(run_python: RunPython, demo_file: Path) -> None:
@@ -130,6 +106,26 @@ print("end")
 """
     done = run_python(code, demo_file)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_a_context_of_a_vocabulary(run_python: RunPython, demo_file: Path) -> None:
+    """llama-cpp-python makes one for `vocab_only`, of a model that has no device for its output."""
+    code = """
+import os, sys
+from pyllama_mtp.llama import native
+library = native.load()
+ffi, lib = library.ffi, library.lib
+params, message = lib.llama_model_default_params(), ffi.new("char[512]")
+params.vocab_only = True
+none = (ffi.NULL, 0, ffi.NULL, 0)
+model = lib.pyllama_model_load(os.fsencode(sys.argv[1]), *none, params, message, 512)
+context = lib.pyllama_context_init(model, lib.llama_context_default_params(), message, 512)
+print(context != ffi.NULL)
+lib.pyllama_context_free(context)
+lib.llama_model_free(model)
+"""
+    done = run_python(code, demo_file)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_contexts_are_freed_before_their_model(run_python: RunPython, demo_file: Path) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fuzz
 import pytest
 from fuzzkit.cases import ENDED, FINDING, KINDS, NATIVE, REFUSED, WORKS, Cases
-from fuzzkit.document import read_document
-from fuzzkit.edits import apply
+from fuzzkit.document import apply, read_document
 from fuzzkit.pool import Case, Limits, Pool
 
 from pyllama_mtp.llama import native
@@ -31,7 +30,7 @@ CONFORM: dict[str, Any] = {"op": "conform"}
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "n"),
-    [("model", 240), ("head", 60), ("split", 60), ("prompt", 40), ("draft-vocab", 30)],
+    [("model", 240), ("head", 60), ("split", 60), ("prompt", 40), ("mmproj", 30)],
 )
 def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path) -> None:
     with Pool(demo_file, JOBS) as pool:
@@ -40,7 +39,7 @@ def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path
     counts = Counter(o.outcome for o in outcomes)
     assert sum(counts.values()) == n
     # What never gets past the first check, or what always works, would try nothing.
-    assert counts[REFUSED] > n / 10 and counts[WORKS] > n / 10
+    assert counts[REFUSED] > n / 10 and counts[WORKS] > n / 20
     assert kind != "model" or counts[NATIVE] > 0
 
 
@@ -71,7 +70,7 @@ def test_a_seed_is_a_case(demo_file: Path, tmp_path: Path) -> None:
 def test_a_copy_without_edits_is_the_model(demo_file: Path) -> None:
     document = read_document(demo_file)
     for edits in ([], [CONFORM]):
-        assert b"".join(apply(document, edits)) == demo_file.read_bytes()
+        assert apply(document, edits) == demo_file.read_bytes()
 
 
 def test_tensors_of_other_architectures_stay_as_they_are(tmp_path: Path) -> None:
@@ -79,27 +78,22 @@ def test_tensors_of_other_architectures_stay_as_they_are(tmp_path: Path) -> None
     key = "glm4moe.attention.key_length"
     edit: dict[str, Any] = {"op": "set", "key": key, "type": 4, "value": 32}
     changed, conformed = (apply(read_document(path), edits) for edits in ([edit], [edit, CONFORM]))
-    assert b"".join(conformed) == b"".join(changed) != path.read_bytes()
+    assert conformed == changed != path.read_bytes()
 
 
 def test_a_worker_that_dies_is_a_finding_and_is_replaced(demo_file: Path) -> None:
     with Pool(demo_file, jobs=1) as pool:
-
-        def cases() -> Iterator[Any]:
-            yield Case("model", 1, [])
-            (worker,) = pool._workers
-            os.kill(worker.process.pid, signal.SIGABRT)
-            worker.process.join()
-            yield Case("model", 2, [])
-            yield Case("model", 3, [])
-
-        outcomes = list(pool.run(cases()))
+        outcomes = [*pool.run([Case("model", 1, [])])]
+        (worker,) = multiprocessing.active_children()
+        os.kill(int(worker.pid or 0), signal.SIGABRT)
+        worker.join()
+        outcomes += pool.run([Case("model", 2, []), Case("model", 3, [])])
     assert [o.outcome for o in outcomes] == ["loaded and generated", "finding", outcomes[0].outcome]
-    assert "SIGABRT" in outcomes[1].detail
+    assert "Aborted" in outcomes[1].detail
 
 
 def test_limits_are_findings(demo_file: Path) -> None:
-    with Pool(demo_file, 1, Limits(seconds=-30)) as pool:  # the first case has 30 s to start in
+    with Pool(demo_file, 1, Limits(seconds=0)) as pool:
         (outcome,) = pool.run([Case("model", 1, [])])
     assert (outcome.outcome, outcome.detail[:9]) == ("finding", "no answer")
     with Pool(demo_file, 1, Limits(peak_mib=0)) as pool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzzkit.document import read_document
-from fuzzkit.edits import apply
+from fuzzkit.document import apply, read_document
 
 from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.models.ggufinfo import validate_model_file
@@ -54,12 +52,9 @@ def test_what_is_right_is_not_refused(
 
 
 def test_an_error_says_where(demo_file: Path, tmp_path: Path) -> None:
-    path = _changed(
-        demo_file, tmp_path, [{"op": "field", "name": "type qwen35.block_count", "value": 77}]
-    )
-    data = path.read_bytes()
-    after = data.index(b"qwen35.block_count") + len("qwen35.block_count") + 4
-    assert struct.unpack_from("<I", data, after - 4) == (77,)
+    after = demo_file.read_bytes().index(b"qwen35.block_count") + len("qwen35.block_count") + 4
+    edit = {"op": "bytes", "at": after - 4, "text": chr(77)}
+    path = _changed(demo_file, tmp_path, [edit])
     message = rf"value of 'qwen35\.block_count' has unknown type 77 \(at byte {after}\)"
     with pytest.raises(ModelFileError, match=message):
         validate_model_file(path)
@@ -67,5 +62,5 @@ def test_an_error_says_where(demo_file: Path, tmp_path: Path) -> None:
 
 def _changed(demo_file: Path, folder: Path, edits: list[dict[str, Any]]) -> Path:
     path = folder / "changed.gguf"
-    path.write_bytes(b"".join(apply(read_document(demo_file), edits)))
+    path.write_bytes(apply(read_document(demo_file), edits))
     return path

@@ -144,20 +144,6 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
         read_header("a\0b.gguf")
 
 
-def test_every_truncation_of_a_real_file_is_refused(tiny_dense: Path, tmp_path: Path) -> None:
-    whole = tiny_dense.read_bytes()
-    header = read_header(tiny_dense)
-    end = header.tensors[-1].offset + header.tensors[-1].nbytes
-    path = tmp_path / "cut.gguf"
-    cuts = [*range(0, header.tensors[0].offset, 997), header.tensors[0].offset, end - 1]
-    for cut in cuts:
-        path.write_bytes(whole[:cut])
-        with pytest.raises(ModelFileError, match=r"truncated|empty|not a GGUF"):
-            read_header(path)
-    path.write_bytes(whole[:end])
-    assert len(read_header(path).tensors) == len(header.tensors)
-
-
 def test_values_of_every_type(tmp_path: Path) -> None:
     scalars = {0: ("B", 200), 1: ("b", -5), 2: ("H", 60000), 3: ("h", -300), 4: ("I", 1 << 31)} | {
         **{5: ("i", -7), 6: ("f", 0.5), 7: ("?", True), 10: ("Q", 1 << 63), 11: ("q", -1)},

@@ -1,4 +1,4 @@
-"""What several regression tests look at: the drafts that are made."""
+"""What several regression tests share: prompts, their plain answers, the drafts that are made."""
 
 from __future__ import annotations
 
@@ -6,8 +6,27 @@ from typing import Any
 
 import pytest
 
+from pyllama_mtp import Answer, Model
 from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.sequence import Drafts
+
+from .support import MOST, answers, settings
+
+
+@pytest.fixture(scope="session")
+def ragged(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
+    """Chat that ends early, chat that goes on, code; 20 to 159 tokens."""
+    chosen = (0, 12, 18, 3, 22, 20, 9, 15)
+    return [demo.tokenize(demo_prompts[i], parse_special=True) for i in chosen]
+
+
+@pytest.fixture(scope="session")
+def plain_answers(demo: Model, ragged: list[list[int]]) -> list[Answer]:
+    """Plain greedy answers to `ragged`; some end early, at different places."""
+    found = answers(demo, ragged, settings(0, n_ubatch=32), MOST)
+    assert [answer.finish_reason for answer in found].count("eos") >= 3
+    assert len({len(answer.tokens) for answer in found}) >= 6
+    return found
 
 
 @pytest.fixture

@@ -6,18 +6,13 @@ import ctypes
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_mtp import (
-    BatchSession,
-    Generation,
-    Model,
-    Session,
-    Settings,
-)
+from pyllama_mtp import Answer, BatchSession, Generation, Model, Session, Settings
 from pyllama_mtp.drafting.depth import DepthController, Outcomes
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama import native
@@ -34,6 +29,10 @@ Ints = npt.NDArray[np.int32]
 N_BATCH, N_UBATCH = 48, 16
 EDGES = (1, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, N_BATCH, N_BATCH + 1, 2 * N_BATCH + 1)
 N_CTX = 512
+#: Tokens that are asked for after each of the prompts of `ragged` (conftest.py): one ends within a
+#: round, one at its first token. So many of the prompts are answered at once.
+MOST = (60, 23, 40, 60, 60, 1, 17, 44)
+PLACES = 3
 
 
 def scaled(tolerance: float) -> float:
@@ -171,6 +170,86 @@ def assert_same_tokens(
     found = float(logits[best] - logits[second])
     assert found < gap, f"{what}; they differ by {found}, rounding is {gap}"
     return False
+
+
+def compare(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    got: Sequence[Answer],
+    wanted: Sequence[Answer],
+    *,
+    exact: bool = False,
+    greedy: bool = True,
+    least: float = 0.75,
+) -> None:
+    """The answers to the same prompts are equal; rounding may part a few.
+
+    Args:
+        exact: rounding may part none.
+        greedy: whether the model's own logits decide, so that near ties can be told.
+        least: the part that must be equal in any case.
+    """
+    n_equal = 0
+    for prompt, one, other in zip(prompts, got, wanted, strict=True):
+        if one.tokens == other.tokens:
+            n_equal += 1
+            assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
+        elif greedy:
+            gap = 0.0 if exact else rounding(model, made_up(model, 97).tolist())
+            assert_same_tokens(model, prompt, one.tokens, other.tokens, gap)
+    assert n_equal >= least * len(got), f"{n_equal} of {len(got)} texts are equal"
+
+
+def answers(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    chosen: Settings,
+    n: int | Sequence[int],
+    n_sequences: int = 0,
+    **asked: Any,
+) -> list[Answer]:
+    """The answers of a session, to each prompt in empty caches; or of so many sequences at once."""
+    if n_sequences:
+        with BatchSession(model, chosen, n_sequences) as batch:
+            found = batch.generate(prompts, max_tokens=n, **asked).run()
+        assert max(found.telemetry.passes) == min(n_sequences, len(prompts)), "one after the other"
+        return list(found.results)
+    each = [n] * len(prompts) if isinstance(n, int) else n
+    with Session(model, chosen) as session:
+        single = list[Answer]()
+        for prompt, most in zip(prompts, each, strict=True):
+            session.reset()
+            single.append(session.generate(prompt, max_tokens=most, **asked).run())
+    return single
+
+
+def same_text(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    chosen: Settings,
+    n: int | Sequence[int] = 40,
+    n_sequences: int = 0,
+    *,
+    wanted: Sequence[Answer] = (),
+    **asked: Any,
+) -> list[Answer]:
+    """The answers with drafts, of which some are accepted and some are not; their texts are those
+    without drafts.
+
+    Args:
+        chosen: settings with drafts; those without differ in the depth alone.
+        wanted: the answers without drafts; empty: they are computed.
+        asked: options of `generate`.
+    """
+    if not wanted:
+        wanted = answers(model, prompts, replace(chosen, draft_n_max=0), n, **asked)
+    got = answers(model, prompts, chosen, n, n_sequences, **asked)
+    exact = model.same_bits and not n_sequences
+    compare(model, prompts, got, wanted, exact=exact, greedy="sampling" not in asked)
+    drafted = sum(one.telemetry.n_drafted for one in got)
+    tried = 0 < sum(one.telemetry.n_accepted for one in got) < drafted
+    assert tried or chosen.draft_n_max == "auto", "it was not tested"
+    return got
 
 
 def engine_of(session: Session | BatchSession) -> Engine:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session, Settings
 from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.errors import ModelFileError, UsageError
@@ -30,9 +30,19 @@ from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.sequence import Drafts
 
+from .. import plain
 from ..architectures import architectures, write_model
 from ..marks import usual
-from .support import N_BATCH, N_CTX, alone, draft_ids, engine_of, made_up, settings
+from .support import (
+    N_BATCH,
+    N_CTX,
+    alone,
+    answers,
+    compare,
+    engine_of,
+    made_up,
+    settings,
+)
 
 pytestmark = pytest.mark.usefixtures("at_once")
 OTHERS = [name for name, one in ARCHITECTURES.items() if not one.validated]
@@ -47,11 +57,20 @@ def other(
 ) -> Iterator[Model]:
     """A model of each architecture."""
     path = tmp_path_factory.mktemp("architectures") / f"{request.param}.gguf"
-    n_blocks = N_BLOCKS if ARCHITECTURES[request.param].several_heads else 1
-    with Model(write_model(request.param, path, n_blocks, noise=0.05)) as model:
+    if request.param in OTHERS:
+        n_blocks = N_BLOCKS if ARCHITECTURES[request.param].several_heads else 1
+        write_model(request.param, path, n_blocks, noise=0.05)
+    else:
+        plain.write_model(path, request.param)
+    with Model(path) as model:
         yield model
 
 
+WITHOUT_HEADS = usual("llama", "gemma3", "mamba", long=["qwen3", "k2-horizon"])
+#: Models with a head, and without.
+of_every_kind = pytest.mark.parametrize(
+    "other", [*architectures(OTHERS), *WITHOUT_HEADS], indirect=True
+)
 in_upstreams_way = pytest.mark.parametrize(
     "other",
     architectures(name for name in OTHERS if not ARCHITECTURES[name].in_trunk),
@@ -65,54 +84,79 @@ def prompt_of(model: Model, n: int) -> list[int]:
 
 def test_text_is_that_without_drafts(other: Model) -> None:
     """At every depth, after a prompt of several batches; some drafts are accepted, some are not."""
-    prompt, most = prompt_of(other, 2 * N_BATCH + 9), other.info.most_drafts
-    plain = alone(other, prompt, N_ANSWER)
+    prompts, most = [prompt_of(other, 2 * N_BATCH + 9)], other.info.most_drafts
+    wanted = answers(other, prompts, settings(0), N_ANSWER, ignore_eos=True)
     for depth in (1, 2, 3, 4):
-        with Session(other, settings(depth)) as session:
-            run = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run()
-        assert run.tokens == plain, depth
-        told = run.telemetry
+        (got,) = answers(other, prompts, settings(depth), N_ANSWER, ignore_eos=True)
+        compare(other, prompts, [got], wanted, exact=True)
+        told = got.telemetry
         assert told.prompt_sync == ("kv" if other.info.in_trunk else "full")
         assert len(told.drafted) == min(depth, most or depth)
         assert 0 < told.accepted[0] < told.drafted[0]
 
 
-def test_prompts_that_share_a_beginning(other: Model) -> None:
-    """The text goes on; then a prompt leaves it in the middle."""
-    prompt = prompt_of(other, N_BATCH + 21)
-    with Session(other, settings(2)) as session:
-        first = session.generate(prompt, max_tokens=12, ignore_eos=True).run()
-        longer = [*prompt, *first.tokens, *prompt[:7]]
-        second = session.generate(longer, max_tokens=12, ignore_eos=True).run()
-        assert second.tokens == alone(other, longer, 12)
-        assert second.telemetry.n_cached >= len(prompt)
-        parting = [*longer[: N_BATCH + 5], *prompt[3:9]]
-        third = session.generate(parting, max_tokens=12, ignore_eos=True).run()
-        assert third.tokens == alone(other, parting, 12)
-        if not other.is_recurrent:
-            assert third.telemetry.n_cached >= N_BATCH + 4
+def depth_of(model: Model) -> int | str:
+    """Drafts of the head, or from the text."""
+    return 3 if model.has_mtp else "auto"
 
 
+@of_every_kind
+def test_what_was_processed_is_reused(other: Model) -> None:
+    """The common beginning; a recurrent state goes back to a checkpoint."""
+    text = prompt_of(other, 200)
+    with Session(other, settings(depth_of(other))) as session:
+        first = session.generate(text, max_tokens=8, ignore_eos=True).run()
+        prompts = [[*text, *first.tokens, 5, 6], [*text[:100], 7, 8, 9], text[:20], text]
+        got = [session.generate(p, max_tokens=16, ignore_eos=True).run() for p in prompts]
+    wanted = answers(other, prompts, settings(0), 16, ignore_eos=True)
+    compare(other, prompts, got, wanted, exact=other.has_mtp, least=0)
+    cached = [one.telemetry.n_cached for one in got]
+    assert 0 < cached[0] <= 207
+    if not other.is_recurrent:
+        back = other.has_mtp and not other.info.in_trunk  # then the trunk goes back one further
+        assert cached == [207, 100 - back, 19 - back, 20 - back]
+
+
+@of_every_kind
 def test_several_sequences(other: Model) -> None:
-    prompts = [prompt_of(other, n) for n in (N_BATCH + 30, 7, 31)]
-    with BatchSession(other, settings(3), 3) as session:
-        found = session.generate(prompts, max_tokens=16, ignore_eos=True).run().results
-    for prompt, one in zip(prompts, found, strict=True):
-        assert one.tokens == alone(other, prompt, 16)
-        assert sum(one.telemetry.drafted) > 0
+    prompts = [prompt_of(other, n) for n in (N_BATCH + 30, 7, 31, 60)]
+    wanted = answers(other, prompts, settings(0), 16, ignore_eos=True)
+    with BatchSession(other, settings(depth_of(other), n_ubatch=32), 3) as batch:
+        for _ in range(2):  # the second time in used places
+            got = batch.generate(prompts, max_tokens=16, ignore_eos=True).run().results
+            compare(other, prompts, got, wanted, exact=other.has_mtp, least=0)
+    assert all(one.telemetry.n_drafted for one in got) or not other.has_mtp
 
 
+@of_every_kind
 def test_a_saved_prompt(other: Model, tmp_path: Path) -> None:
-    prompt = prompt_of(other, 33)
-    with Session(other, settings(2)) as session:
-        first = session.generate(prompt, max_tokens=8, ignore_eos=True).run()
+    text, chosen = prompt_of(other, 90), settings(depth_of(other))
+    with Session(other, chosen) as session:
+        session.process(text)
         session.save(tmp_path / "prompt")
-    longer = [*prompt, *first.tokens, 5, 6, 7]
-    with Session(other, settings(2)) as session:
-        session.restore(tmp_path / "prompt")
-        run = session.generate(longer, max_tokens=8, ignore_eos=True).run()
-        assert run.telemetry.n_cached > 30 and sum(run.telemetry.accepted) > 0
-    assert run.tokens == alone(other, longer, 8)
+    with Session(other, chosen) as session:
+        assert session.restore(tmp_path / "prompt") >= 89
+        got = session.generate(text, max_tokens=16, ignore_eos=True).run()
+    assert got.telemetry.n_cached == 89 and (got.telemetry.n_accepted or not other.has_mtp)
+    wanted = answers(other, [text], settings(0), 16, ignore_eos=True)
+    compare(other, [text], [got], wanted, exact=other.has_mtp, least=0)
+
+
+@of_every_kind
+def test_sampling(other: Model) -> None:
+    """Drawn tokens are those without drafts of the same seed; drawn drafts are accepted too."""
+    drawn = Sampling(temperature=0.8, seed=3, grammar=Grammar.regex("[a-z]{12,40}"))
+    prompts = [prompt_of(other, 20)]
+    texts = [
+        answers(other, prompts, settings(depth), 16, sampling=drawn)[0].text
+        for depth in (0, depth_of(other))
+    ]
+    assert texts[0] == texts[1] and texts[0].isalpha()
+    if other.has_mtp:
+        chosen = settings(3, draft_sampling=True)
+        free = Sampling(temperature=0.7, seed=3)
+        (got,) = answers(other, prompts, chosen, 30, sampling=free, ignore_eos=True)
+        assert sum(got.telemetry.accepted) > 0
 
 
 def target_of(drafter: HeadDrafter) -> Context:
@@ -198,16 +242,6 @@ def test_drafts_are_llama_servers(
     assert other.is_recurrent or len(same) >= len(theirs) - 1
 
 
-@pytest.mark.parametrize("kind", ["file", "q8_0"])
-def test_a_part_of_the_vocabulary(qwen3next: Model, kind: str) -> None:
-    prompt = prompt_of(qwen3next, 30)
-    with Session(qwen3next, settings(3, draft_vocab=512, draft_head_type=kind)) as session:
-        run = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run()
-        ids = draft_ids(session)
-        assert ids is not None and len(ids) == 512
-    assert run.tokens == alone(qwen3next, prompt, N_ANSWER) and sum(run.telemetry.drafted) > 0
-
-
 def rounds_of(log: str, start: int) -> dict[int, list[int]]:
     """Drafts of each round by the position of the newest token, from llama-server's log."""
     rounds: dict[int, list[int]] = {start: []}
@@ -218,20 +252,6 @@ def rounds_of(log: str, start: int) -> dict[int, list[int]]:
         else:
             rounds[int(position)] = []
     return rounds
-
-
-def test_sampling(other: Model) -> None:
-    """Drawn tokens are those without drafts of the same seed; drawn drafts are accepted too."""
-    sampling, prompt = Sampling(temperature=0.7, seed=3), prompt_of(other, 20)
-    texts = []
-    for depth in (0, 3):
-        with Session(other, settings(depth)) as session:
-            run = session.generate(prompt, max_tokens=16, sampling=sampling, ignore_eos=True).run()
-            texts.append(run.tokens)
-    assert texts[0] == texts[1]
-    with Session(other, settings(3, draft_sampling=True)) as session:
-        run = session.generate(prompt, max_tokens=30, sampling=sampling, ignore_eos=True).run()
-        assert sum(run.telemetry.accepted) > 0
 
 
 @in_upstreams_way

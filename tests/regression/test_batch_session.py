@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,19 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.telemetry import PHASES
 
 from ..marks import usual
-from .support import assert_same_tokens, greedy, last_logits
+from .support import (
+    MOST,
+    PLACES,
+    answers,
+    assert_same_tokens,
+    compare,
+    greedy,
+    last_logits,
+    same_text,
+)
 from .support import settings as small
 
 Prompts = list[list[int]]
-
-PLACES = 3
-#: Which of the demo's prompts: chat that ends early, chat that goes on, code; 20 to 159 tokens.
-CHOSEN = (0, 12, 18, 3, 22, 20, 9, 15)
-#: One ends within a round, one at its first token.
-MOST = (60, 23, 40, 60, 60, 1, 17, 44)
 
 
 def settings(depth: int | str, **options: object) -> Settings:
@@ -43,74 +45,8 @@ def settings(depth: int | str, **options: object) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def prompts(demo: Model, demo_prompts: list[str]) -> Prompts:
-    return [demo.tokenize(demo_prompts[i], parse_special=True) for i in CHOSEN]
-
-
-def one_by_one(model: Model, chosen: Settings, prompts: Prompts) -> list[Answer]:
-    with Session(model, chosen) as session:
-        found: list[Answer] = []
-        for prompt, n in zip(prompts, MOST, strict=True):
-            session.reset()
-            found.append(session.generate(prompt, max_tokens=n).run())
-    return found
-
-
-@pytest.fixture(scope="module")
-def alone(demo: Model, prompts: Prompts) -> list[Answer]:
-    """Plain greedy answers; some end early, at different places."""
-    found = one_by_one(demo, settings(0), prompts)
-    assert [answer.finish_reason for answer in found].count("eos") >= 3
-    assert len({len(answer.tokens) for answer in found}) >= 6
-    return found
-
-
-def assert_like_alone(
-    model: Model, prompts: Prompts, got: Sequence[Answer], alone: Sequence[Answer], gap: float
-) -> None:
-    """Equal answers, but for near-ties, of which there may be one in eight."""
-    n_equal = 0
-    for prompt, answer, plain in zip(prompts, got, alone, strict=True):
-        if assert_same_tokens(model, prompt, answer.tokens, plain.tokens, gap):
-            n_equal += 1
-            assert (answer.text, answer.finish_reason) == (plain.text, plain.finish_reason)
-    assert n_equal >= len(prompts) - 1
-
-
-CASES: dict[str, tuple[int | str, dict[str, object]]] = {
-    "no drafts": (0, {}),
-    "one draft": (1, {}),
-    "chain": (3, {"prompt_sync": "kv"}),
-    "replay": (3, {"rollback": "replay"}),
-    "deep": (6, {}),
-    "part of the vocabulary": (3, {"draft_vocab": 1024}),
-    "upstream's way": (3, {"prompt_sync": "full"}),
-    "without flash attention": (3, {"flash_attn": "off"}),
-    "least probability": (3, {"p_min": 0.6}),
-    "auto": ("auto", {}),
-}
-FEW_CASES = ("no drafts", "chain", "replay", "part of the vocabulary", "upstream's way", "auto")
-
-
-@pytest.mark.parametrize("case", usual(*FEW_CASES, long=[c for c in CASES if c not in FEW_CASES]))
-def test_each_gets_what_it_gets_alone(
-    demo: Model, prompts: Prompts, alone: list[Answer], gap: float, case: str
-) -> None:
-    """Ragged prompts, ends at different tokens, more prompts than places."""
-    depth, options = CASES[case]
-    with BatchSession(demo, settings(depth, **options), PLACES) as session:
-        for _ in range(2):  # the second one finds used places
-            got = session.generate(prompts, max_tokens=MOST).run()
-            assert_like_alone(demo, prompts, got.results, alone, gap)
-    depths = {d for by_depth in got.telemetry.passes.values() for d in by_depth}
-    assert max(got.telemetry.passes) == PLACES, "they did not run together: it was not tested"
-    if depth == 0:
-        assert depths == {0} and not got.telemetry.drafted
-    if isinstance(depth, int) and depth > 0:
-        accepted, drafted = got.telemetry.accepted, got.telemetry.drafted
-        assert max(depths) == len(drafted) == depth
-        assert accepted[-1] > 0, "no round with all drafts accepted: it was not tested"
-        assert accepted[0] < drafted[0], "no round with the first rejected: it was not tested"
+def prompts(ragged: Prompts) -> Prompts:
+    return ragged
 
 
 @pytest.mark.parametrize("options", [{}, {"prompt_sync": "full"}], ids=["kv", "full"])
@@ -125,26 +61,19 @@ def test_drafts_are_those_made_alone(
     with BatchSession(demo, chosen, PLACES) as session:
         got = session.generate(prompts, max_tokens=MOST).run().results
     n_accepted = n_other = 0
-    for answer, single in zip(got, one_by_one(demo, chosen, prompts), strict=True):
+    for answer, single in zip(got, answers(demo, prompts, chosen, MOST), strict=True):
         pairs = zip(answer.telemetry.accepted, single.telemetry.accepted, strict=False)
         n_other += sum(abs(a - b) for a, b in pairs)
         n_accepted += sum(single.telemetry.accepted)
     assert n_accepted > 50 and n_other <= 0.05 * n_accepted
 
 
-def test_very_many(demo: Model, text: list[int], gap: float) -> None:
+def test_very_many(demo: Model, text: list[int]) -> None:
     """More rows in a round than graphs have that are kept by their shape."""
-    n, prompts = 43, [text[2 * i : 2 * i + 3 + i % 5] for i in range(45)]
-    with Session(demo, settings(0)) as single:
-        plain = [greedy(single, prompt, 12).tokens for prompt in prompts]
-    with BatchSession(demo, settings(3, n_batch=176, n_ubatch=176), n) as session:
-        got = session.generate(prompts, max_tokens=12).run()
-    assert max(got.telemetry.passes) == n and 4 * n > 64
-    equal = [
-        assert_same_tokens(demo, prompt, answer.tokens, wanted, gap)
-        for prompt, answer, wanted in zip(prompts, got.results, plain, strict=True)
-    ]
-    assert sum(equal) >= 0.8 * len(prompts)
+    prompts = [text[2 * i : 2 * i + 3 + i % 5] for i in range(45)]
+    chosen = settings(3, n_batch=176, n_ubatch=176)
+    same_text(demo, prompts, chosen, 12, 43)
+    assert 4 * 43 > 64
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -189,9 +118,7 @@ def test_drawn_drafts(demo: Model, prompts: Prompts) -> None:
 
 
 @pytest.mark.parametrize("n_sequences", [1, PLACES])
-def test_up_to_the_end_of_the_context(
-    demo: Model, text: list[int], gap: float, n_sequences: int
-) -> None:
+def test_up_to_the_end_of_the_context(demo: Model, text: list[int], n_sequences: int) -> None:
     """One fills its context to the last position, drafts or not, while others go on."""
     n_ctx = 256
     prompts = [text[:30], text[: n_ctx - 6], text[40:60], text[:n_ctx]]
@@ -199,12 +126,9 @@ def test_up_to_the_end_of_the_context(
         assert session.n_ctx == n_ctx, "rounded up, as for one sequence"
         got = session.generate(prompts, max_tokens=40, ignore_eos=True).run().results
     assert [len(answer.tokens) for answer in got] == [40, 7, 40, 1]
-    with Session(demo, settings(0, n_ctx=n_ctx)) as single:
-        for prompt, answer in zip(prompts, got, strict=True):
-            single.reset()
-            wanted = single.generate(prompt, max_tokens=40, ignore_eos=True).run()
-            assert_same_tokens(demo, prompt, answer.tokens, wanted.tokens, gap)
-            assert answer.finish_reason == wanted.finish_reason == "length"
+    wanted = answers(demo, prompts, settings(0, n_ctx=n_ctx), 40, ignore_eos=True)
+    compare(demo, prompts, got, wanted)
+    assert {answer.finish_reason for answer in got} == {"length"}
 
 
 def test_pieces_and_stop_strings(demo: Model, prompts: Prompts) -> None:
@@ -299,7 +223,7 @@ FEWER = [case for case in INTERRUPTED if case[1:] == (3, PLACES)] + [("sample", 
 def test_usable_after_an_interruption(
     demo: Model,
     prompts: Prompts,
-    alone: list[Answer],
+    plain_answers: list[Answer],
     gap: float,
     monkeypatch: pytest.MonkeyPatch,
     depth: int,
@@ -326,7 +250,7 @@ def test_usable_after_an_interruption(
         longer = [[*prompts[i], *broken.results[i].tokens, 5, 6] for i in range(n_sequences)]
         went_on = session.generate(longer, max_tokens=24).run().results
         after = session.generate(prompts, max_tokens=MOST).run().results
-    assert_like_alone(demo, prompts, after, alone, gap)
+    compare(demo, prompts, after, plain_answers)
     with Session(demo, settings(0)) as fresh:
         for prompt, answer in zip(longer, went_on, strict=True):
             assert_same_tokens(demo, prompt, answer.tokens, greedy(fresh, prompt, 24).tokens, gap)
@@ -334,7 +258,7 @@ def test_usable_after_an_interruption(
 
 @pytest.mark.parametrize("n_sequences", [1, PLACES])
 def test_an_overtaken_generation_says_so(
-    demo: Model, prompts: Prompts, alone: list[Answer], gap: float, n_sequences: int
+    demo: Model, prompts: Prompts, plain_answers: list[Answer], gap: float, n_sequences: int
 ) -> None:
     """The overtaken generation does not change the places of the newer one."""
     with BatchSession(demo, settings(3), n_sequences) as session:
@@ -346,7 +270,7 @@ def test_an_overtaken_generation_says_so(
         with pytest.raises(UsageError, match="used for something else"):
             first.run()
         assert {answer.finish_reason for answer in first.results} <= {"interrupted", "eos"}
-        assert_like_alone(demo, prompts, second.run().results, alone, gap)
+        compare(demo, prompts, second.run().results, plain_answers)
         third = session.generate(prompts, max_tokens=MOST)
         next(iter(third))
         session.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, calibration
 from pyllama_mtp.drafting.depth import Costs
+from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.llama import native
 from pyllama_mtp.machine import Threads
 from pyllama_mtp.measure.text import telemetry_lines
+from pyllama_mtp.sequence import Drafts, Sequence
 
 from .support import cached, engine_of, greedy, settings
 
@@ -53,6 +56,20 @@ def test_nothing_is_left_of_the_rounds(
     assert got.tokens == expected.tokens
     assert got.telemetry.n_cached == 0
     assert sum(got.telemetry.accepted) + got.telemetry.rounds == 39
+
+
+def test_drafts_cost_what_they_take(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a head that takes 5 ms for each."""
+    draft = HeadDrafter.draft
+
+    def slow(self: HeadDrafter, sequences: list[Sequence], n_max: int) -> list[Drafts]:
+        time.sleep(0.005 * n_max)
+        return draft(self, sequences, n_max)
+
+    monkeypatch.setattr(HeadDrafter, "draft", slow)
+    with Session(demo, AUTO) as session:
+        costs = costs_of(session)
+    assert all(costs.draft[n] > 0.005 * n for n in range(1, costs.limit + 1))
 
 
 def test_measured_once(demo: Model, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

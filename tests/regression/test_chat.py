@@ -161,26 +161,6 @@ def test_what_the_template_is_told(
     ]
 
 
-def test_bad_arguments(demo: Model) -> None:
-    bad: list[dict[str, Any]] = [
-        {"thinking": "yes"},
-        {"thinking": -1},
-        {"max_tokens": 0},
-        {"options": {"thinking": True}},
-    ]
-    with Session(demo, settings(0)) as session:
-        for given in bad:
-            with pytest.raises(UsageError, match="must be"):
-                session.chat(ASKS, **given)
-        with pytest.raises(UsageError, match="template"):
-            session.chat([{"role": "user"}])
-    for name, value in {"thinking": 1, "budget": True, "reasoning_effort": 5}.items():
-        with pytest.raises(UsageError, match="must be"):
-            ChatOptions(**{name: value})  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="'messages' cannot be set"):
-        ChatOptions(variables={"messages": []})
-
-
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_stopped_answer_leaves_the_session_in_order(demo: Model, depth: int) -> None:
     with Session(demo, settings(depth)) as session:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits
@@ -70,8 +69,3 @@ def test_texts_are_the_same(demo: Model, text: list[int], gap: float, seen: list
         assert_same_tokens(demo, prompt, tokens, texts[0], gap)
     _, whole, long, short = drafts
     assert whole == long != short
-
-
-def test_upstreams_way_has_no_window(demo: Model) -> None:
-    with pytest.raises(UsageError, match="draft_window 64 is not with prompt_sync 'full'"):
-        Session(demo, settings(3, draft_window=64, prompt_sync="full"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import Model, Session, Settings, stream
+from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.drafting.headrows import read_bytes
 from pyllama_mtp.memory import resolve, simulate
 from pyllama_mtp.models.ggufinfo import read_gguf
@@ -69,17 +69,6 @@ def test_the_same_drafts(files: Files, options: dict[str, Any]) -> None:
         assert drafted(files.whole, None, **options) == inside
 
 
-def test_the_same_text_as_without_it(files: Files) -> None:
-    with (
-        Model(files.trunk, mtp=False) as model,
-        Session(model, Settings(n_ctx=256, n_threads=1, draft_n_max=0)) as session,
-    ):
-        plain = [session.generate(p, max_tokens=48, ignore_eos=True).run().tokens for p in PROMPTS]
-    found = drafted(files.trunk, files.head)
-    assert [tokens for tokens, *_ in found] == plain
-    assert all(sum(accepted) > 20 for _, _, accepted, _ in found)
-
-
 def test_its_own_lm_head_is_what_drafts_come_from(demo_file: Path, tmp_path: Path) -> None:
     """A draft is made of it: with an LM head of nothing but zeros every token is as likely."""
     head = extract_head(demo_file, tmp_path / "h.gguf", "q8_0")
@@ -109,8 +98,3 @@ def test_memory_counts_it(files: Files) -> None:
             return simulate(model, resolve(settings, model))[0].parts
 
     assert parts(files.trunk, files.head) == parts(files.grafted, NO_HEAD)
-
-
-def test_stream_finds_it(files: Files) -> None:
-    text = "".join(stream(str(files.trunk), PROMPTS[0], max_tokens=16))
-    assert text == "".join(stream(str(files.whole), PROMPTS[0], max_tokens=16))

@@ -9,34 +9,12 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
-from pyllama_mtp.errors import UsageError
 
 from .distributions import PLAIN, WAYS
 from .support import settings
-from .test_constraints import equal_texts
+from .test_same_text import no_repeats
 
 N = 30
-
-
-def no_repeats(ids: Any, logits: Any) -> Any:
-    """No token of the last eight."""
-    logits[ids[-8:]] = -np.inf
-    return logits
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.001])
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_the_text_is_that_of_plain_decoding(
-    demo: Model, text: list[int], temperature: float, way: dict[str, object]
-) -> None:
-    chosen = Sampling(temperature=temperature, logits_processors=[no_repeats], seed=1)
-    equal, _, accepted = equal_texts(demo, text, chosen, chosen, **way)
-    assert equal >= 5 and accepted
-    with Session(demo, settings(3, **way)) as session:
-        run = session.generate(text[:20], max_tokens=N, sampling=chosen, ignore_eos=True).run()
-    for at, token in enumerate(run.tokens):
-        before = [*text[:20], *run.tokens[:at]][-8:]
-        assert token not in before, "it was not asked, or was told another text"
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -77,23 +55,3 @@ def test_log_probabilities_stay_the_models_own(demo: Model, text: list[int]) -> 
         run = session.generate(text[:20], max_tokens=9, sampling=chosen, logprobs=1).run()
         plain = session.generate(text[:20], max_tokens=1, logprobs=1).run()
     assert run.logprobs[0].top[0][1] == pytest.approx(plain.logprobs[0].top[0][1], abs=1e-4)
-
-
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize(
-    ("processor", "reason"),
-    [
-        (lambda ids, logits: logits[:5], "must give the"),
-        (lambda ids, logits: logits * np.nan, "must give the"),
-        (lambda ids, logits: None, "must give the"),
-        (lambda ids, logits: np.full_like(logits, -np.inf), "exclude every token"),
-    ],
-)
-def test_what_is_no_logits(
-    demo: Model, text: list[int], processor: Any, reason: str, way: dict[str, object]
-) -> None:
-    with Session(demo, settings(2, **way)) as session:
-        with pytest.raises(UsageError, match=reason):
-            chosen = replace(PLAIN, logits_processors=[processor])
-            session.generate(text[:20], max_tokens=9, sampling=chosen).run()
-        assert len(session.generate(text[:20], max_tokens=9, ignore_eos=True).run().tokens) == 9

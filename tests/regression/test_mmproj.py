@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,64 +23,10 @@ from pyllama_mtp.models.mmproj import (
 from ..marks import usual
 from ..plain import write_model
 
-#: Changes bytes of a file of the kind, 1 to 8 of them, mostly in its header, or cuts it, and says
-#: how often the result was refused. argv: kind, model, file, times.
-MUTATE = """
-import sys, numpy as np
-from pathlib import Path
-from pyllama_mtp import Model
-from pyllama_mtp.errors import PyllamaMtpError
-from pyllama_mtp.chats.images import pixels_of
-from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
-kind, model_path, path, times = sys.argv[1:]
-whole, refused = Path(path).read_bytes(), 0
-picture = np.zeros((40, 90, 3), np.uint8)
-model = Model(model_path, mtp=False)
-encoder = Vision(model, path) if kind == "mmproj" else None
-for seed in range(int(times)):
-    rng = np.random.default_rng(seed)
-    data = bytearray(whole)
-    end = min(len(data), 4000) if seed % 4 else len(data)
-    for at in rng.integers(0, end, rng.integers(1, 9)):
-        data[at] = rng.integers(0, 256)
-    if seed % 7 == 0:
-        del data[rng.integers(1, len(data)):]
-    try:
-        if kind == "mmproj":
-            mutated = Path(path).with_name("mutated.gguf")
-            mutated.write_bytes(data)
-            with Vision(model, mutated) as vision:
-                vision.prompt(IMAGE_MARKER + "x", [picture])
-        else:
-            pixels_of(bytes(data))
-    except PyllamaMtpError:
-        refused += 1
-print(refused)
-"""
-
 
 @pytest.fixture
 def mmproj(demo: Model, tmp_path: Path) -> Path:
     return write_synthetic_mmproj(tmp_path / "mmproj.gguf", demo.n_embd_inp)
-
-
-def mutated(kind: str, model: Path, path: Path, times: int) -> int:
-    command = [sys.executable, "-c", MUTATE, kind, str(model), str(path), str(times)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=path.parent)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return int(done.stdout.splitlines()[-1])
-
-
-def test_damaged_encoders_end_no_process(demo_file: Path, mmproj: Path) -> None:
-    assert 10 < mutated("mmproj", demo_file, mmproj, 30) < 30
-
-
-def test_damaged_images_end_no_process(demo_file: Path, tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    for kind in ("JPEG", "PNG", "GIF"):
-        path = tmp_path / f"picture.{kind}"
-        image.effect_noise((80, 60), 90).convert("RGB").save(path)
-        assert mutated("image", demo_file, path, 40) > 3, kind
 
 
 def test_files_that_do_not_fit(demo: Model, demo_file: Path, mmproj: Path, tmp_path: Path) -> None:

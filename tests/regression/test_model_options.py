@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context, ContextOptions
-from pyllama_mtp.llama.modeloptions import ModelArguments, ModelOptions
 from pyllama_mtp.models.synth import write_synthetic
 
 from .support import greedy, settings, written
@@ -109,33 +107,6 @@ def test_how_the_file_is_read_and_the_text_does_not_depend_on_it(
         assert greedy(session, text[:60], N_TOKENS).tokens == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"device": "CUDA7"}, r"device 'CUDA7' is not there; there is .*none \(none: the CPU\)"),
-        ({"device": ["a", "a"]}, "'a' is named twice"),
-        ({"device": 3}, "device is 3"),
-        ({"override_tensor": {"(": "CPU"}}, r"'\(' is not a regular expression"),
-        ({"override_tensor": {"blk.77.": "CPU"}}, r"no tensor of .* has a name with 'blk\.77\.'"),
-        ({"override_tensor": {"ffn": "TPU"}}, "there is no device 'TPU'; there is CPU"),
-        ({"override_tensor": "ffn=CPU"}, "override_tensor is"),
-        ({"n_cpu_moe": 1}, "has no experts"),
-        ({"cpu_moe": True}, "has no experts"),
-        ({"moe_cache_size": 1}, "has no experts"),
-        ({"moe_cache_size": -1}, "moe_cache_size is -1"),
-        ({"split_mode": "tensor"}, "split_mode is 'tensor', it must be one of none, layer, row"),
-        ({"main_gpu": -1}, "main_gpu is -1"),
-        ({"rpc_timeout": -1}, "rpc_timeout is -1"),
-        ({"use_mmap": 2}, "use_mmap is 2"),
-    ],
-)
-def test_a_bad_option_is_refused_and_explained(
-    demo_file: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        Model(demo_file, **options)
-
-
 def test_a_cache_of_experts_is_made(moe_file: Path) -> None:
     """llama.cpp makes it on GPUs, and refuses it elsewhere; a head's own context has none."""
     with Model(moe_file, n_gpu_layers=0, device="none", moe_cache_size=1 << 20) as model:
@@ -143,9 +114,3 @@ def test_a_cache_of_experts_is_made(moe_file: Path) -> None:
         with pytest.raises(UsageError, match="MoE cache requires a GPU"):
             Context(model, options)
         Context(model, replace(options, mtp_head=True)).close()
-
-
-def test_editors_know_every_option() -> None:
-    options = [field.name for field in fields(ModelOptions)]
-    assert [*ModelArguments.__annotations__] == options
-    assert "ModelArguments" in str(inspect.signature(Model).parameters["options"])

@@ -1,4 +1,7 @@
-"""Models without an MTP head, of other architectures: text, sequences, reuse, files, drafts."""
+"""Models without an MTP head, of other architectures: text, and drafts from it.
+
+They share more with models that have a head: test_architectures.py.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import (
-    BatchSession,
     Generation,
-    Grammar,
     Model,
-    Sampling,
     Session,
     Settings,
     stream,
@@ -114,53 +114,6 @@ def test_drafts_from_the_text_do_not_change_it(plain: Model, gap: float, rollbac
     assert looked_up["rounds"] == len(told.told_looked_up) > 20
     assert 40 < looked_up["accepted"] < looked_up["drafted"]
     assert got.telemetry.drafted == [] and got.telemetry.prompt_sync == ""
-
-
-def test_several_sequences(plain: Model, gap: float) -> None:
-    prompts = [made_up(plain, n, n).tolist() for n in (5, 60, 17)]
-    expected = [alone(plain, prompt, 24) for prompt in prompts]
-    with BatchSession(plain, AUTO, 2) as batch:
-        for _ in range(2):
-            results = batch.generate(prompts, max_tokens=24, ignore_eos=True).run().results
-            for prompt, one, tokens in zip(prompts, results, expected, strict=True):
-                assert_same_tokens(plain, prompt, one.tokens, tokens, gap)
-
-
-def test_what_was_processed_is_reused(plain: Model, gap: float) -> None:
-    """The common beginning is reused; a recurrent state goes back to a checkpoint."""
-    text = made_up(plain, 200).tolist()
-    with Session(plain, AUTO) as session:
-        run(session, text, 8)
-        n_cached = []
-        for prompt in ([*text, 5, 6], [*text[:100], 7, 8, 9], text[:20], text):
-            got = run(session, prompt, 16)
-            n_cached.append(got.telemetry.n_cached)
-            expected = alone(plain, prompt, 16)
-            assert_same_tokens(plain, prompt, got.tokens, expected, gap)
-    exact = [200, 100, 19, 20]
-    assert n_cached == exact if not plain.is_recurrent else 0 < n_cached[0] <= 200
-
-
-def test_a_processed_prompt_in_a_file(plain: Model, gap: float, tmp_path: Path) -> None:
-    text = made_up(plain, 90).tolist()
-    with Session(plain, AUTO) as session:
-        expected = run(session, text, 16).tokens
-        session.process(text)
-        session.save(tmp_path / "prompt.bin")
-    with Session(plain, AUTO) as session:
-        assert session.restore(tmp_path / "prompt.bin") >= 89
-        got = run(session, text, 16)
-        assert got.telemetry.n_cached == 89
-        assert_same_tokens(plain, text, got.tokens, expected, gap)
-
-
-def test_a_grammar_and_sampling(plain: Model) -> None:
-    drawn = Sampling(temperature=0.8, seed=3, grammar=Grammar.regex("[a-z]{12}"))
-    texts = []
-    for chosen in (PLAIN, AUTO):
-        with Session(plain, chosen) as session:
-            texts.append(session.generate("abc", max_tokens=40, sampling=drawn).run().text)
-    assert texts[0] == texts[1] and texts[0].isalpha() and len(texts[0]) == 12
 
 
 def test_a_conversation_and_a_stream(plain: Model) -> None:

@@ -1,4 +1,4 @@
-"""RoPE and YaRN scaling reach both contexts: the text with MTP is that without, and drafts fit."""
+"""RoPE and YaRN scaling reach both contexts, and make them longer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, RopeScaling, Session
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 
-from .support import assert_same_tokens, engine_of, greedy, made_up, settings, written
-
-YARN = {"rope_scaling": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 4096}
-SCALINGS: list[dict[str, Any]] = [
-    {"rope_freq_scale": 0.5},
-    {"rope_freq_base": 5e5},
-    YARN,
-    {**YARN, "yarn_ext_factor": 0.5, "yarn_attn_factor": 1.2},
-    {**YARN, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0},
-]
+from .support import made_up, settings
+from .test_same_text import SCALINGS, YARN
 
 
 def logits(model: Model, rope: RopeScaling, mtp_head: bool) -> Any:
@@ -46,20 +37,6 @@ def test_each_value_reaches_both_contexts(demo: Model, mtp_head: bool) -> None:
     np.testing.assert_array_equal(again, found[0])
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_the_text_with_mtp_is_that_without(
-    demo: Model, text: list[int], gap: float, scaling: dict[str, Any]
-) -> None:
-    rope, prompt = RopeScaling(**scaling), text[:90]
-    expected = written(demo, prompt, 40, 0, rope=rope).tokens
-    with Session(demo, settings(3, rope=rope)) as session:
-        assert engine_of(session).head.context
-        assert engine_of(session).target.options.rope == rope
-        got = greedy(session, prompt, 40)
-    same = assert_same_tokens(demo, prompt, got.tokens, expected, 0 if demo.same_bits else gap)
-    assert same and sum(p.drafted == p.actual for p in got.telemetry.pairs or ()) > 5
-
-
 def test_the_context_may_be_longer(demo: Model, caplog: pytest.LogCaptureFixture) -> None:
     trained = demo.n_ctx_train
     assert RopeScaling(**YARN).length(trained) == 4 * 4096
@@ -73,23 +50,3 @@ def test_the_context_may_be_longer(demo: Model, caplog: pytest.LogCaptureFixture
     assert record.levelno == logging.WARNING and "4352 tokens is longer" in record.getMessage()
     with Session(demo, settings(0, n_ctx=0, rope=RopeScaling(**YARN))) as session:
         assert trained < session.n_ctx == 8192
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("rope_scaling", "ntk"),
-        ("rope_freq_base", 0),
-        ("rope_freq_scale", 2),
-        ("rope_freq_scale", float("nan")),
-        ("yarn_orig_ctx", 0),
-        ("yarn_ext_factor", -1),
-        ("yarn_beta_fast", 0),
-        ("yarn_beta_slow", "1"),
-    ],
-)
-def test_a_bad_value_is_named(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"{name} is"):
-        RopeScaling(**{name: value})
-    with pytest.raises(UsageError, match="rope is"):
-        settings(0, rope={name: value})

@@ -225,37 +225,6 @@ def test_a_grammar_begins_after_the_thought(
         assert at_once.text.startswith("{")
 
 
-BAD = [
-    (lambda: Grammar.json_schema('{"type": "objec"}'), "JSON schema cannot be used.*objec"),
-    (lambda: Grammar.json_schema({"if": {}}), 'Unimplemented keys: ."if"'),
-    (lambda: Grammar.json_schema("{"), "JSON schema is not JSON"),
-    (lambda: Grammar.json_schema("5"), "it must be an object"),
-    (lambda: Grammar.json_schema({"a": float("nan")}), "is not JSON"),
-    (lambda: Grammar.json_schema({"minimum": 5, "maximum": 3, "type": "integer"}), "Unsatisf"),
-    (lambda: Grammar.regex("(a"), "regular expression cannot be used.*unclosed group"),
-    (lambda: Grammar.regex(""), "must be text, and not empty"),
-    (lambda: Grammar.lark("start: a"), "Lark grammar cannot be used.*unknown name"),
-    (lambda: Grammar("yaml", "a"), "one of gbnf"),
-    (lambda: Grammar.regex("(" * 501), "more than 500 parentheses"),
-    (lambda: Grammar.regex("a" * 300_000), "more than 262,144 characters"),
-]
-
-
-@pytest.mark.parametrize(("make", "reason"), BAD)
-def test_bad_grammars(make: Any, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        make()
-
-
-def test_a_token_that_the_model_lacks(demo: Model) -> None:
-    sampling = Sampling(grammar=Grammar.lark('start: <nothing> "a"'))
-    with (
-        Session(demo, settings(0)) as session,
-        pytest.raises(UsageError, match="unknown special token"),
-    ):
-        session.generate("a", sampling=sampling)
-
-
 def test_long_chains_end_nothing(demo: Model) -> None:
     """llguidance recurses along references and rules."""
     n = 2000

@@ -25,17 +25,6 @@ READ of size 8 at 0x60 thread T0
 
 0x60 is located 0 bytes to the right of 8-byte region [0x58,0x60)
 """
-LEAKS = """\
-==13==ERROR: LeakSanitizer: detected memory leaks
-
-Direct leak of 952 byte(s) in 17 object(s) allocated from:
-    #0 0x7f00 in malloc ../../../../src/libsanitizer/asan/asan_malloc_linux.cpp:69
-    #1 0x7f01 in PyThread_allocate_lock Python/thread_pthread.h:485
-
-Direct leak of 64 byte(s) in 1 object(s) allocated from:
-    #0 0x7f00 in operator new(unsigned long) ../src/libsanitizer/asan/asan_new_delete.cpp:95
-    #1 0x7f01 in llama_mtp_new ../../bindings/llama/llama-mtp.cpp:9
-"""
 
 
 @pytest.fixture
@@ -81,31 +70,3 @@ def test_the_place_is_the_first_frame_that_was_compiled_here(
         202,
         "pyllama_abort_poll",
     )
-
-
-def test_an_error_with_no_frame_of_ours_is_not_lost(sources: findings.Sources) -> None:
-    text = ASAN.format(root="/elsewhere").replace("bindings", "other")
-    (found,) = findings.parse(text, sources)
-    assert found.whose == findings.UPSTREAM and found.kind == "address: heap-buffer-overflow"
-
-
-def test_leaks_of_the_interpreter_are_not_ours(sources: findings.Sources) -> None:
-    (found,) = findings.parse(LEAKS, sources)
-    assert (found.kind, found.whose, found.line) == ("leak", findings.TOUCHED, 9)
-
-
-def test_objects_of_cffi_are_not_ours(sources: findings.Sources) -> None:
-    cffi = "    #{n} 0x7f05 in convert (/x/site-packages/_cffi_backend.cpython-311.so+0x244)\n"
-    frame = "    #1 0x7f01 in llama_mtp_new"
-    within = LEAKS.replace(frame, cffi.format(n=1) + frame.replace("#1", "#2"))
-    assert not list(findings.parse(within, sources))
-    (found,) = findings.parse(LEAKS + cffi.format(n=2), sources)
-    assert found.whose == findings.TOUCHED
-
-
-def test_a_frame_without_a_line_is_told_by_its_library(sources: findings.Sources) -> None:
-    frame = "    #1 0x7f01 in llama_sampler_chain_init (/x/package/lib/patched/libllama.so.0+0x1a2)"
-    text = LEAKS.rsplit("    #1", 1)[0] + frame + "\n"
-    (found,) = findings.parse(text, sources)
-    assert (found.file, found.function) == ("libllama.so.0", "llama_sampler_chain_init")
-    assert found.whose == findings.UPSTREAM

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from typing import Any
 
 import httpx
 import pytest
@@ -68,15 +69,17 @@ def test_a_line_for_refusals_and_clients_that_leave(
         assert f"{NAME} 499: prompt" in line and "the client went away" in line
 
 
-def test_pages_of_other_origins(start: Start) -> None:
-    origin = "http://localhost:3000"
-    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-    for server, allowed in ((start(origins=[origin], api_key="k"), origin), (start(), None)):
-        got = httpx.options(f"{server.url}/v1/chat/completions", headers=asked)
+def test_pages_of_other_origins(shared: Running, start: Start) -> None:
+    """Only of those that were named, also where a key is asked for."""
+    origin, server = "http://localhost:3000", start(origins=["http://localhost:3000"], api_key="k")
+    for asked, of, allowed in (
+        (server, origin, origin),
+        (server, "http://elsewhere", None),
+        (shared, origin, None),
+    ):
+        headers = {"Origin": of, "Access-Control-Request-Method": "POST"}
+        got = httpx.options(f"{asked.url}/v1/chat/completions", headers=headers)
         assert got.headers.get("access-control-allow-origin") == allowed
-    other = {**asked, "Origin": "http://elsewhere"}
-    got = httpx.options(f"{start(origins=[origin]).url}/v1/chat/completions", headers=other)
-    assert "access-control-allow-origin" not in got.headers
 
 
 def test_tokens_and_back(shared: Running, demo: Model) -> None:
@@ -88,13 +91,6 @@ def test_tokens_and_back(shared: Running, demo: Model) -> None:
     got = shared.post("/tokenize", {"messages": ASK["messages"]}).json()
     assert got["tokens"] == chat_tokens(demo, chat(QUESTIONS[0]))
     assert shared.post("/detokenize", {"tokens": tokens}).json()["content"] == text
-    for path, body in (
-        ("/tokenize", {}),
-        ("/tokenize", {"content": 5}),
-        ("/detokenize", {"tokens": [10**6]}),
-        ("/detokenize", {"tokens": "x"}),
-    ):
-        assert shared.post(path, body).status_code == 400
 
 
 @pytest.mark.parametrize("thought", [False, True])
@@ -116,23 +112,24 @@ def test_an_answer_is_gone_on_with(shared: Running, demo: Model, thought: bool) 
     assert more["usage"]["prompt_tokens"] > len(tokens)
 
 
-@pytest.mark.parametrize("kind", ["chat", "text"])
-def test_a_prompt_tells_how_far_it_is(start: Start, kind: str) -> None:
+def test_a_prompt_tells_how_far_it_is(start: Start) -> None:
     """As in llama-server: chunks of progress before the first text, when a stream asks for them."""
     text = "Name the methods of a list and say what each of them does. " * 60
-    path = {"chat": "/v1/chat/completions", "text": "/v1/completions"}[kind]
     options = {"stream": True, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     server = start(n_ctx=2048)
-    for wanted in (False, True):
-        said = text + "And why? " * wanted
-        asks = {"chat": {"messages": chat(said)}, "text": {"prompt": said}}
-        body = {**asks[kind], **options}
-        lines = server.post(path, {**body, "return_progress": wanted}).text.split("\n\n")
-        chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+    def chunks_of(path: str, said: str, wanted: bool) -> list[Any]:
+        ask = {"messages": chat(said)} if "chat" in path else {"prompt": said}
+        got = server.post(path, {**ask, **options, "return_progress": wanted})
+        lines = got.text.split("\n\n")
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert not any("prompt_progress" in chunk for chunk in chunks_of(path, text, False))
+        chunks = chunks_of(path, f"{text}And why? ", True)
         told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
-        assert bool(told) is wanted
-    first, last = told[0], told[-1]
-    assert chunks[0]["prompt_progress"] == first and "prompt_progress" not in chunks[-1]
-    assert first.keys() == {"total", "cache", "processed", "time_ms"}
-    assert last["processed"] == last["total"] > last["cache"] == first["processed"] > 0
-    assert last["time_ms"] >= first["time_ms"] >= 0
+        first, last = told[0], told[-1]
+        assert chunks[0]["prompt_progress"] == first and "prompt_progress" not in chunks[-1]
+        assert first.keys() == {"total", "cache", "processed", "time_ms"}
+        assert last["processed"] == last["total"] > last["cache"] == first["processed"] > 0
+        assert last["time_ms"] >= first["time_ms"] >= 0

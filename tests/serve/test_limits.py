@@ -19,14 +19,23 @@ from pyllama_mtp.drafting.depth import Costs, DepthController, Outcomes, round_t
 from pyllama_mtp.serve import app as app_module
 
 from .conftest import NAME, Running, Start
-from .support import chat
+from .support import chat, question
+from .test_tools import STOP
 
 CHAT = {"messages": chat("What is a list?")}
-TEXT = {"prompt": "x"}
-VARIABLES, NO_PROMPT = "chat_template_kwargs", "add_generation_prompt"
+TEXT, INPUT = {"prompt": "x"}, {"input": "x"}
+VARIABLES, NO_PROMPT, FORM = "chat_template_kwargs", "add_generation_prompt", "response_format"
 AUDIO = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]
+NO_SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}
+CALL = {"function": {"name": "f", "arguments": "{"}}
+NO_JSON = [*chat("x"), {"role": "assistant", "tool_calls": [CALL]}]
 
 
+def part(kind: Any) -> list[Any]:
+    return [{"role": "user", "content": [{"type": kind}]}]
+
+
+#: Path, body, parameter that is named (None: none), words.
 BAD: list[tuple[str, Any, str | None, str]] = [
     ("chat", {}, "messages", "required"),
     ("text", {"prompt": ""}, "prompt", "empty"),
@@ -41,7 +50,6 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("text", {**TEXT, "stream_options": {}}, "stream_options", "stream: true"),
     ("chat", {**CHAT, "top_logprobs": 2}, "top_logprobs", "logprobs: true"),
     ("chat", {**CHAT, "max_tokens": 4, "max_completion_tokens": 4}, "max_tokens", "one of them"),
-    ("chat", {**CHAT, "response_format": {"type": "json_schema"}}, None, "needs json_schema.sch"),
     ("chat", {**CHAT, VARIABLES: {"messages": []}}, VARIABLES, "cannot be set"),
     ("text", {**TEXT, "logit_bias": {"5": "x"}}, "logit_bias", "valid number"),
     ("text", {**TEXT, "logit_bias": {"9999": 1}}, None, "not in the vocabulary"),
@@ -49,18 +57,52 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("chat", {"messages": AUDIO}, "messages.0.content", "'input_audio' is not supported"),
     ("chat", {**CHAT, "continue_final_message": True}, "messages", "message of the assistant"),
     ("chat", {**CHAT, NO_PROMPT: False}, NO_PROMPT, "continue_final_message"),
+    # -- forms of answers
+    ("chat", {**CHAT, FORM: {"type": "json_schema"}}, None, "needs json_schema.sch"),
+    ("text", {**TEXT, FORM: {"type": "json_schema", "json_schema": {}}}, None, "required"),
+    ("text", {**TEXT, FORM: {"type": "yaml"}}, None, "response_format is"),
+    ("text", {**TEXT, "json_schema": {"type": "objec"}}, None, "cannot be used: Invalid type: obj"),
+    ("text", {**TEXT, "json_schema": "{"}, None, "JSON schema is not JSON"),
+    ("text", {**TEXT, "json_schema": {"a": 1}, FORM: {"type": "json_object"}}, None, "give one of"),
+    ("text", {**TEXT, "grammar": "root ::= missing"}, None, "not valid GBNF"),
+    # -- tools
+    ("chat", {**CHAT, "tools": [{"type": "custom"}]}, "tools", "tools[0]"),
+    ("chat", {**CHAT, "tools": [STOP, STOP]}, "tools", "two functions 'stop'"),
+    ("chat", {**CHAT, "tools": [STOP], "tool_choice": "some"}, "tool_choice", "stop"),
+    ("chat", {**CHAT, "tools": [NO_SCHEMA], "tool_choice": "required"}, None, "cannot be used"),
+    ("chat", {"messages": NO_JSON}, "messages", "messages[1].tool_calls[0].function.arguments"),
+    ("chat", {"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages", "is required"),
+    # -- images, without an encoder
+    ("chat", {"messages": question("data:image/png;base64,AAAA")}, None, "an image encoder"),
+    # -- the Responses API
+    ("answer", {}, "input", "must be a list"),
+    ("answer", {"input": [{"type": "item_reference", "id": "x"}]}, "input", "'item_reference'"),
+    ("answer", {"input": part("input_file")}, "input", "'input_file'"),
+    ("answer", {"input": part(["x"])}, "input", "is not supported"),
+    ("answer", {**INPUT, "previous_response_id": "r"}, "previous_response_id", "not supported"),
+    ("answer", {**INPUT, "background": True}, "background", "not supported"),
+    ("answer", {**INPUT, "tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
+    ("answer", {**INPUT, "tepid": 1}, "tepid", "'tepid' is not supported"),
+    ("answer", {**INPUT, "text": {"format": {"type": "xml"}}}, "response_format", "xml"),
+    ("answer", {**INPUT, "include": ["file_search_call.results"]}, "include", "include may have"),
+    ("answer", {**INPUT, "reasoning": 1}, "reasoning", "must be an object"),
+    ("answer", {"input": [{"type": "reasoning", "content": [3]}]}, "input", "list of objects"),
+    # -- tokens
+    ("tokenize", {}, None, ""),
+    ("tokenize", {"content": 5}, None, ""),
+    ("detokenize", {"tokens": [10**6]}, None, ""),
+    ("detokenize", {"tokens": "x"}, None, ""),
 ]
-PATHS = {"chat": "chat/completions", "text": "completions"}
+PATHS = {"chat": "v1/chat/completions", "text": "v1/completions", "answer": "v1/responses"}
 
 
 @pytest.mark.parametrize(("kind", "body", "param", "words"), BAD)
 def test_bad_requests(shared: Running, kind: str, body: Any, param: str | None, words: str) -> None:
-    got = shared.post(f"/v1/{PATHS[kind]}", body)
+    got = shared.post(f"/{PATHS.get(kind, kind)}", body)
     error = got.json()["error"]
     assert got.status_code == 400, error
     assert words in error["message"] and error["type"] == "invalid_request_error"
-    if param:
-        assert error["param"] == param
+    assert param is None or error["param"].startswith(param)
 
 
 @pytest.mark.parametrize(
@@ -116,16 +158,15 @@ def test_bodies_that_are_no_json(shared: Running, monkeypatch: pytest.MonkeyPatc
     assert httpx.get(url).status_code == 405
 
 
-@pytest.mark.parametrize("asked", [{}, {"max_tokens": 9}, {"max_completion_tokens": -1}])
-def test_max_tokens_of_the_server(start: Start, asked: Any) -> None:
+def test_max_tokens_of_the_server(start: Start) -> None:
     server = start(max_tokens=5)
-    got = server.post("/v1/chat/completions", {**CHAT, **asked, "ignore_eos": True}).json()
-    assert got["usage"]["completion_tokens"] == 5
+    for asked in ({}, {"max_tokens": 9}, {"max_completion_tokens": -1}):
+        assert server.chat(**CHAT, **asked, ignore_eos=True)["usage"]["completion_tokens"] == 5
 
 
-def test_names_of_other_models(start: Start) -> None:
+def test_names_of_other_models(shared: Running, start: Start) -> None:
     body = {**TEXT, "model": "gpt-9", "max_tokens": 2}
-    got = start().post("/v1/completions", body)
+    got = shared.post("/v1/completions", body)
     assert got.status_code == 200 and got.json()["model"] == NAME
     got = start(strict_model=True).post("/v1/completions", body)
     assert got.status_code == 404 and f"use '{NAME}'" in got.json()["error"]["message"]

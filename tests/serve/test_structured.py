@@ -52,22 +52,6 @@ def test_any_object_and_gbnf(shared: Running) -> None:
     assert re.fullmatch("yes|no", said.choices[0].text)
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"json_schema": {"type": "objec"}}, "JSON schema cannot be used: Invalid type: objec"),
-        ({"json_schema": "{"}, "JSON schema is not JSON"),
-        ({"json_schema": SCHEMA, "response_format": OPENAI}, "give one of"),
-        ({"grammar": "root ::= missing"}, "not valid GBNF"),
-        ({"response_format": {"type": "yaml"}}, "response_format is"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "required"),
-    ],
-)
-def test_bad_schemas(shared: Running, given: dict[str, Any], reason: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=reason):
-        shared.complete("x", extra_body=given)
-
-
 def test_a_grammar_that_fails_in_mid_answer_ends_only_its_request(
     shared: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,9 +33,6 @@ PAINT = {
 }
 STOP = {"type": "function", "function": {"name": "stop"}}
 TOOLS: Any = [PAINT, STOP]
-NO_SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}
-CALL = {"function": {"name": "f", "arguments": "{"}}
-NO_JSON = [*chat("x"), {"role": "assistant", "tool_calls": [CALL]}]
 #: Writes calls as templates of the Qwen3.5 family do.
 XML = """\
 {%- if tools %}<|im_start|>system
@@ -197,21 +194,3 @@ def test_what_the_template_is_told(
         roles = [message["role"] for message in told[0][0]]
         assert roles == ["system", "user", "assistant", "user"]
         assert told[0][0][0]["content"].startswith("Be brief.\n\n")
-
-
-@pytest.mark.parametrize(
-    ("options", "param", "why"),
-    [
-        ({"tools": [{"type": "custom"}]}, "tools", "tools[0]"),
-        ({"tools": [STOP, STOP]}, "tools", "two functions 'stop'"),
-        ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice", "paint, stop"),
-        ({"tools": [NO_SCHEMA], "tool_choice": "required"}, None, "cannot be used"),
-        ({"messages": NO_JSON}, "messages", "messages[1].tool_calls[0].function.arguments"),
-        ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages", "content is required"),
-    ],
-)
-def test_refusals(shared: Running, options: Any, param: str | None, why: str) -> None:
-    got = shared.post("/v1/chat/completions", {"messages": chat("x"), "max_tokens": 4, **options})
-    error = got.json()["error"]
-    assert got.status_code == 400 and why in error["message"], error
-    assert param is None or error["param"].startswith(param)

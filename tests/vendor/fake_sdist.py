@@ -40,6 +40,7 @@ def versions(what: str, *numbers: int) -> str:
 NEEDED = {
     "CMakeLists.txt": versions("LLAMA", 0, 5, 2),
     "LICENSE": "MIT\n",
+    "cmake/run.sh": "#!/bin/sh\n",
     "ggml/CMakeLists.txt": versions("GGML", 0, 25, 3),
     "ggml/src/ggml.c": "int one = 1;\nint two = 2;\nint three = 3;\nint four = 4;\nint five = 5;\n",
     "ggml/src/ggml-cuda/convert.cu": "// device code\n",

@@ -3,8 +3,8 @@ used where no compiler is.
 
     pytest -m wheel_build tests/wheel        # 30 minutes of two cores
 
-The build folders stay in build/wheel-ARCH, so what was cut goes on. The result is written to
-build/results/wheel.md.
+The build folders stay in build/wheel-ARCH, so what was cut goes on. -rP shows what auditwheel and
+doctor say, for bench/results/native.md.
 """
 
 from __future__ import annotations
@@ -126,11 +126,10 @@ def test_one_wheel_for_all(installed: Installed) -> None:
     assert "everything is in order" in doctor
     features = Path("/proc/cpuinfo").read_text().split()
     (package,) = installed.python.parents[1].glob("lib/python*/site-packages/pyllama_mtp")
-    rows = []
+    print(installed.wheel.name, installed.wheel.stat().st_size, installed.shown, doctor, sep="\n")
     for name in CHOSEN:
         if GENERATIONS[name][0] in features:
-            rows.append(only(name, package, installed.python, installed.clean))
-    write(installed.wheel, installed.shown, doctor, rows)
+            only(name, package, installed.python, installed.clean)
 
 
 @pytest.mark.wheel_build
@@ -145,8 +144,8 @@ def test_vulkan_beside_it(installed: Installed, tmp_path: Path) -> None:
     assert "Vulkan0 computes" in doctor and "everything is in order" in doctor
 
 
-def only(name: str, package: Path, python: Path, clean: dict[str, str]) -> str:
-    """Run with the backend of one generation, whatever else the wheel has; a row of the page."""
+def only(name: str, package: Path, python: Path, clean: dict[str, str]) -> None:
+    """Run with the backend of one generation, whatever else the wheel has."""
     folder = copy_with(name, package, package.parents[3] / name)
     environment = {**clean, "PYTHONPATH": str(folder)}
     found = json.loads(said(python, "-c", PROGRAM, folder=folder, **environment))
@@ -156,31 +155,3 @@ def only(name: str, package: Path, python: Path, clean: dict[str, str]) -> str:
     assert all(found["switches"])
     doctor = said(python, "-m", "pyllama_mtp", "doctor", folder=folder, **environment)
     assert f"loaded here: {name}" in doctor
-    kernels = "ours" if ours else "llama.cpp's"
-    return f"| {name} | {kernels} | {found['accepted']} |"
-
-
-def write(wheel: Path, shown: str, doctor: str, rows: list[str]) -> None:
-    """build/results/wheel.md, for bench/results/native.md."""
-    named = ("build", "CPU features", "device", "llama.cpp", "self-test")
-    page = [
-        "# One wheel for every x86-64 CPU",
-        "",
-        f"`pytest -m wheel_build tests/wheel`: {wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB. "
-        "auditwheel: " + shown[: shown.index(". ") + 1],
-        "",
-        "Installed where PATH has no compiler and no cmake; `doctor`:",
-        "",
-        "```",
-        *(line for line in doctor.splitlines() if line[6:21].strip() in named),
-        "```",
-        "",
-        "With one CPU backend only; greedy text with three drafts is that without:",
-        "",
-        "| backend | kernels for a few rows | drafts accepted, of 60 tokens |",
-        "|---|---|---|",
-        *rows,
-    ]
-    folder = ROOT / "build" / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "wheel.md").write_text("\n".join(page) + "\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -33,8 +32,6 @@ def option(name: str, default: str) -> str:
 
 def bench() -> None:
     n_prompt, n_gen = int(option("-p", "512")), int(option("-n", "128"))
-    if "-gp" in ARGUMENTS:  # ik_llama.cpp's: decode after a prompt
-        n_prompt, n_gen = map(int, option("-gp", "").split(","))
     if MODE == "garbage":
         print("| model | size |")
         return
@@ -78,8 +75,6 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": {"message": "the request exceeds the context"}}, 400)
         if MODE == "garbage":
             return self.answer(b"<html>")
-        if "-rtr" in ARGUMENTS and not request["stream"]:
-            return self.answer({"error": {"message": "invalid UTF-8 byte"}}, 500)
         answer = {"timings": self.timings(request)}
         if request["stream"]:
             events = [{"content": "\n"}, {"content": "", **answer}]
@@ -88,8 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(answer)
 
     def timings(self, request: dict[str, Any]) -> dict[str, Any]:
-        of_ik = re.fullmatch(r"mtp:n_max=(\d+),.*", option("--spec-type", ""))
-        depth = int(of_ik[1] if of_ik else option("--spec-draft-n-max", "0"))
+        depth = int(option("--spec-draft-n-max", "0"))
         n = request["n_predict"] - (3 if MODE == "short" else 0)
         prompt = request["prompt"]
         if isinstance(prompt, dict):  # an image has 15 tokens here, text one per character
@@ -103,9 +97,7 @@ class Handler(BaseHTTPRequestHandler):
             n_cached = len(self.held) if goes_on else 0
             Handler.held = prompt
         found = {"cache_n": n_cached, "prompt_n": n_prompt - n_cached, "prompt_per_second": 500.0}
-        ms = 1e3 * (n - 1) / (50 + 10 * depth)
-        rate = 1e3 * n / ms if of_ik else 50.0 + 10 * depth  # ik_llama.cpp's counts the first token
-        found |= {"predicted_n": n, "predicted_ms": ms, "predicted_per_second": rate}
+        found |= {"predicted_n": n, "predicted_per_second": 50.0 + 10 * depth}
         if depth:
             rounds = -(-(n - 1) // depth)
             found |= {"draft_n": depth * rounds, "draft_n_accepted": n - 1 - rounds}
