@@ -69,6 +69,19 @@ def test_samples_become_cells(path: Path) -> None:
     assert (left_out.skipped, left_out.samples) == ("no memory", [])
 
 
+def test_older_files_have_switches_among_the_settings(path: Path) -> None:
+    """They are axes, as in newer ones; those of a line without MTP do not matter."""
+    plan = {**records.run()["plan"], "axes": {"prompt_rows": ["last", "all"]}}
+    lines = [
+        {**records.sample(0, depth), "settings": {"prompt_rows": rows, "hidden": "post-norm"}}
+        for depth, rows in ((0, "last"), (2, "last"), (2, "all"))
+    ]
+    newer = {**lines[2], "repeat": 1, "cell": {**records.cell(), "axes": {"prompt_rows": "all"}}}
+    write(path, records.run(plan=plan), *lines, newer)
+    found = [(cell.axes, cell.repeats) for cell in read_cells(path)]
+    assert found == [({}, [0]), ({"prompt_rows": "last"}, [0]), ({"prompt_rows": "all"}, [0, 1])]
+
+
 def test_runs_in_one_file_have_cells_of_their_own(path: Path) -> None:
     write(
         path,
