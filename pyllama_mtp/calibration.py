@@ -1,9 +1,9 @@
 """What rounds cost here, measured when contexts are made: :func:`open_engine`.
 
 "auto" needs the seconds of rounds of every depth before it can choose one. They are measured in
-real rounds after a few made-up tokens, in the engine's own contexts, which are empty again
-afterwards: no text, and no figure of a generation, depends on it. All drafts are rejected, so that
-a round also takes them back.
+real rounds (:func:`.speculate`) after a few made-up tokens, in the engine's own contexts, which are
+empty again afterwards: no text, and no figure of a generation, depends on it. All drafts are
+rejected, so that a round also takes them back.
 
 What was measured is kept until rounds contradict it, in the folder pyllama-mtp/measured of
 XDG_CACHE_HOME, or of ~/.cache. The folder may be deleted at any time: a file that is not there,
@@ -25,7 +25,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from .drafting.choice import Drafting
 from .drafting.depth import Costs
+from .drafting.drafter import Drafter
 from .engine import Engine, Resolved
 from .errors import PyllamaMtpError
 from .files import cache_folder, write_whole
@@ -34,8 +36,8 @@ from .llama.contextoptions import NodeTimes
 from .llama.model import Model
 from .machine import describe_machine, waited_for_core
 from .request import Limits, make_request
-from .round import accept
-from .sequence import NO_DRAFTS, Drafts, Sequence
+from .round import accept, speculate
+from .sequence import Drafts, Sequence
 from .settings import MOST_TOKENS
 
 log = logging.getLogger("pyllama_mtp")
@@ -103,29 +105,57 @@ def _costs(limit: int, times: dict[int, list[tuple[float, float]]]) -> Costs:
     return Costs((0.0, *rest.tolist()), (0.0, *draft[1:].tolist()))
 
 
+class Trials(Drafting):
+    """Rounds of a depth that is set. No draft can be used, so that all are taken back.
+
+    Attributes:
+        depth: drafts of the next rounds.
+        times: seconds of drafting, and of the rest, of every round, by depth.
+    """
+
+    def __init__(self, head: Drafter) -> None:
+        self.head, self.depth = head, 0
+        self.times: dict[int, list[tuple[float, float]]] = {}
+
+    def draft(self, sequences: list[Sequence]) -> None:
+        """See :meth:`.Drafting.draft`. Without a head, any tokens are drafts."""
+        drafts = [Drafts([one.newest] * self.depth) for one in sequences]
+        if self.depth and self.head.context:
+            drafts = self.head.draft(sequences, self.depth)
+        for one, its in zip(sequences, drafts, strict=True):
+            one.drafts, one.n_usable = its, 0
+
+    def accepted(self, sequences: list[Sequence]) -> None:
+        """The made-up text teaches nothing."""
+
+    def learn(self, sequences: list[Sequence], draft_s: float, total_s: float) -> None:
+        """See :meth:`.Drafting.learn`."""
+        self.times.setdefault(self.depth, []).append((draft_s, total_s - draft_s))
+
+
 def measure_costs(engine: Engine, n: int) -> Costs:
     """Measure rounds of `n` sequences of an empty engine, which is empty again afterwards."""
-    p_min, engine.head.p_min = engine.head.p_min, 0.0
+    usual, trials = engine.drafting, Trials(engine.head)
+    sequences = [_begin(engine, sequence) for sequence in engine.sequences[:n]]
+    engine.drafting = trials
     try:
-        sequences = [_begin(engine, sequence) for sequence in engine.sequences[:n]]
-        costs = _measure(engine, sequences)
+        _measure(engine, sequences, trials)
     finally:
-        engine.head.p_min = p_min
+        engine.drafting = usual
     engine.reset()
-    return costs
+    return _costs(engine.depth, trials.times)
 
 
-def _measure(engine: Engine, sequences: list[Sequence]) -> Costs:
+def _measure(engine: Engine, sequences: list[Sequence], trials: Trials) -> None:
     limit, deadline = engine.depth, time.perf_counter() + BUDGET_S
-    times: dict[int, list[tuple[float, float]]] = {}
     first = {0, limit // 2, limit}
     depths = sorted(range(limit + 1), key=lambda depth: depth not in first)
     for turn in range(REPEATS):
         for i, depth in enumerate(depths):
             if (turn or i >= len(first)) and time.perf_counter() > deadline:
-                return _costs(limit, times)
-            times.setdefault(depth, []).append(_round(engine, sequences, depth))
-    return _costs(limit, times)
+                return
+            trials.depth = depth
+            speculate(engine, sequences)
 
 
 def _begin(engine: Engine, sequence: Sequence) -> Sequence:
@@ -136,26 +166,6 @@ def _begin(engine: Engine, sequence: Sequence) -> Sequence:
         pass
     accept(engine, sequence, row)
     return sequence
-
-
-def _round(engine: Engine, sequences: list[Sequence], depth: int) -> tuple[float, float]:
-    """A round whose drafts are all rejected: seconds of drafting, and of the rest."""
-    began = time.perf_counter()
-    engine.intact = False
-    drafts = [NO_DRAFTS] * len(sequences)
-    if depth and engine.head.context:
-        drafts = engine.head.draft(sequences, depth)
-    elif depth:
-        drafts = [Drafts([one.newest] * depth) for one in sequences]
-    for one, its in zip(sequences, drafts, strict=True):
-        one.drafts, one.n_usable = its, 0
-    drafted = time.perf_counter()
-    engine.verify(sequences)
-    for one in sequences:
-        accept(engine, one, one.entry)
-    engine.roll_back(sequences)
-    engine.intact = True
-    return drafted - began, time.perf_counter() - drafted
 
 
 # -- what was measured, for later sessions ---------------------------------------------------------

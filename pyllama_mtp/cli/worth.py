@@ -16,7 +16,6 @@ from pyllama_mtp.measure.plan import Plan, switches_of
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model, Settings
-    from pyllama_mtp.drafting.depth import Costs
     from pyllama_mtp.measure.schedule import MatrixRequest
 
 
@@ -256,7 +255,6 @@ class Tune:
                 raise UsageError(
                     "; ".join(str(cell.skipped) for cell in by_depth.cells if cell.skipped)
                 )
-            heads = _heads(model, dataclasses.replace(settings, draft_n_max=limit), costs)
             sizes = _ubatches(model, settings, by_depth.cells[0].prefill_tps or 0.0)
             if sizes is not None:
                 plain = dataclasses.replace(settings, synthetic_acceptance=None)
@@ -277,7 +275,7 @@ class Tune:
                 }
             print(json.dumps(found))
             return 0
-        parts = [tune_markdown(costs, slow), advice, heads, cell_profiles(by_depth.cells)]
+        parts = [tune_markdown(costs, slow), advice, cell_profiles(by_depth.cells)]
         print("\n\n".join(filter(None, parts)))
         return 0
 
@@ -320,17 +318,3 @@ def _ubatches(model: Model, settings: Settings, prefill_tps: float) -> Plan | No
     if usual not in sizes or len(sizes) < 2:
         return None
     return Plan((size,), (0,), 1, UBATCH_REPEAT, {"n_ubatch": tuple(sizes)})
-
-
-def _heads(model: Model, settings: Settings, costs: Costs) -> str:
-    """The table of draft heads to choose from; "" where there is no choice."""
-    from pyllama_mtp import Session
-    from pyllama_mtp.measure.prompts import Workload
-    from pyllama_mtp.measure.worth import heads_markdown
-
-    with Session(model, dataclasses.replace(settings, n_ctx=settings.n_ctx or 1024)) as session:
-        heads = session._engine.head.heads
-        if not heads:
-            return ""
-        session.generate(Workload(model).prompt(min(128, session.n_ctx // 2)), max_tokens=8).run()
-        return heads_markdown(heads.table(costs), heads.chosen)

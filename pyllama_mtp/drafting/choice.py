@@ -106,14 +106,14 @@ class Drafting:
         drafter, n = self._choose(sequences, min(usable, self._limit), min(room, self._limit))
         for one in drafted:
             one.n_usable = min(n, one.wanted - 1)
-        free = len(drafted) == len(sequences) and not any(
-            one.request.sampler.constrained for one in drafted
-        )
+        p_min = self._settings.p_min
+        free = not p_min and len(drafted) == len(sequences)
+        free = free and not any(one.request.sampler.constrained for one in drafted)
         if n > 0 and free and drafter.to_come(drafted, n):
             for one in drafted:
                 one.drafts = Drafts([one.newest] * n, to_come=True)
         elif n > 0:
-            for one, drafts in zip(drafted, drafter.draft(drafted, n), strict=True):
+            for one, drafts in zip(drafted, drafter.draft(drafted, n, p_min), strict=True):
                 one.drafts = cut(one, drafts, not asks and self._synthetic is None)
 
     def _may_force(self, one: Sequence) -> bool:

@@ -37,7 +37,6 @@ from pyllama_mtp.measure.text import (
 from pyllama_mtp.measure.verdict import Round, verdict
 
 if TYPE_CHECKING:
-    from pyllama_mtp.drafting.headrows import HeadOption
     from pyllama_mtp.measure.records import Sample
 
 #: Acceptance per draft for which the speed is forecast.
@@ -429,25 +428,3 @@ def ubatch_advice(cells: Sequence[Cell], usual: int) -> tuple[str, int]:
     if best == usual:
         said = f"None is faster than {usual} by {100 * (UBATCH_GAIN - 1):.0f} %: keep it."
     return f"Tokens per second of {base.n_prompt:,} by --n-ubatch: {speeds}. {said}", best
-
-
-def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> str:
-    """The draft heads to choose from, the best first, and which one "auto" took; "" where there is
-    no choice. `options`: with drafts in seconds."""
-    if not options or not chosen:
-        return ""
-    headings = ["draft vocabulary", "MB", "ms per draft", "outside %", "expected speed"]
-    lines = []
-    for one in options:
-        figures = f"{one.n_bytes / 1e6:.1f}", f"{1e3 * one.draft:.2f}"
-        lines.append(
-            [f"{one.n_rows}", *figures, f"{100 * one.outside:.1f}", f"{one.speed_up:.2f}x"]
-        )
-    table = to_markdown(headings, lines)
-    return (
-        f"{table}\n\nms per draft: by the bytes that it reads, from the time measured with "
-        f"{chosen.n_rows} tokens. outside: tokens of the text so far that the vocabulary would "
-        "lack (before 256 are seen, mostly what is usual). expected speed: at the best depth "
-        f"against no MTP, at {percent(TYPICAL_ACCEPTANCE)} acceptance of what can be drafted. "
-        f'"auto" has taken {chosen.n_rows} tokens; --draft-vocab takes another number.'
-    )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-from pyllama_mtp.models.synth import write_synthetic
 
 from ..processes import Program
 
@@ -36,13 +33,3 @@ def test_json_has_the_costs_in_seconds(in_process: Program) -> None:
 def test_a_context_that_is_too_short(in_process: Program) -> None:
     done = in_process("tune", *QUICK, "--prompt-size", "250", "--n-ctx", "256", code=2)
     assert b"exceed the context asked for, 256" in done.stderr
-
-
-def test_what_the_draft_head_could_be(in_process: Program, tmp_path: Path) -> None:
-    file = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", n_vocab=70_000)
-    done = in_process("tune", "--model", file, *QUICK)
-    lines = done.stdout.decode().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("| draft vocabulary"))
-    rows = [line.split("|")[1:] for line in lines[start + 2 : start + 7]]
-    assert {int(row[0]) for row in rows} == {8192, 16384, 32768, 65536, 70_000}
-    assert len({round(float(row[2]), 3) for row in rows}) > 1, "milliseconds, by bytes"

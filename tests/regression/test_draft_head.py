@@ -10,10 +10,10 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_mtp import Generation, Model, Session
+from pyllama_mtp.drafting.head import HeadRows, draft_head, set_draft_head
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import HeadRows, set_draft_head, use_own_head
 from pyllama_mtp.models.demo import demo_path
 
 from ..marks import usual
@@ -30,6 +30,7 @@ from .draftheads import (
     parts,
     set_head,
     tokens_of,
+    unset_head,
 )
 from .support import greedy, made_up, settings
 from .twocontexts import context as context_of
@@ -116,7 +117,7 @@ def test_one_head_after_another(model: Model) -> None:
                 assert_part(logits_of(draft), wanted, ids)
         size = draft.memory()["context"] - nothing
         assert size == pytest.approx(head_rows(model.info, heads[-1]).data.nbytes, rel=0.05)
-        use_own_head(draft)
+        unset_head(draft)
         assert logits_of(draft).tobytes() == wanted.tobytes()
         assert draft.memory()["context"] == nothing
 
@@ -242,7 +243,7 @@ def test_the_text_is_the_same(
         seen.clear()
         runs.append(generated(demo, chosen, depth, draft_vocab=size, **options))
         assert len(runs[-1][0].telemetry.drafted) == depth
-        head = demo.draft_head(size)
+        head = draft_head(demo.info, size)
         assert head is None or len(head.ids) == size
         assert seen and (head is None or set(seen) <= set(head.ids.tolist()))
     assert [run.text for run in runs[0]] == [run.text for run in runs[1]]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session
+from pyllama_mtp.drafting.head import HeadRows, draft_head, replace_draft_rows, set_draft_head
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import HeadRows, draft_head, replace_draft_rows, set_draft_head
 from pyllama_mtp.models.ggufinfo import read_gguf
 
 from ..trimmed import head_rows, write_trimmed
@@ -228,7 +228,7 @@ def test_several_sequences(demo: Model, prompts: list[list[int]]) -> None:
             each = [result.telemetry.draft_vocab for result in batch.results]
             missing = missing_from(session)
             session.generate([missing * 3], max_tokens=1).run()
-            ids, head = draft_ids(session), demo.draft_head(256)
+            ids, head = draft_ids(session), draft_head(demo.info, 256)
         assert np.isin(missing, ids).all() == follow
         assert head and np.array_equal(np.sort(ids), head.ids) != follow
     assert found[False][0] == found[True][0]

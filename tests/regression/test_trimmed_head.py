@@ -15,21 +15,32 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp.drafting.head import draft_head, set_draft_head
+from pyllama_mtp.drafting.vocabulary import Ranking, save
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits, set_draft_head, use_own_head
+from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
 from pyllama_mtp.memory import resolve, simulate
-from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
 from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_ids
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.models.tokenizer import read_tokenizer
 
 from ..marks import usual
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
 from ..trimmed import head_rows, rewrite, tensors_of, write_trimmed
-from .draftheads import NEWEST, context, drafted, generated, logits_of, set_head, tokens_of
+from .draftheads import (
+    NEWEST,
+    context,
+    drafted,
+    generated,
+    logits_of,
+    set_head,
+    tokens_of,
+    unset_head,
+)
 from .support import computed_by, engine_of, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import every
@@ -61,7 +72,7 @@ def vocab(demo_file: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def ids(demo: Model, vocab: str) -> Ints:
-    head = demo.draft_head(vocab)
+    head = draft_head(demo.info, vocab)
     assert head and len(head.ids) > 1300 and (head.ids != np.arange(len(head.ids))).mean() > 0.9
     return head.ids
 
@@ -158,7 +169,7 @@ def test_one_head_after_another(trimmed: Model, demo: Model, ids: Ints) -> None:
             set_head(wanted, ids)
             set_draft_head(found, None, ids)
             assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
-        use_own_head(found)
+        unset_head(found)
         assert logits_of(found).tobytes() == at_first.tobytes()
 
 
@@ -242,7 +253,7 @@ def test_without_the_head(
     with Model(make(demo_file, ids), mtp=False) as model:
         assert not model.has_mtp
         found = drafting(model, prompts[:2], seen, depth=0)
-        assert model.draft_head("auto") is not None  # of the file, which is as it was
+        assert draft_head(model.info, "auto") is not None  # of the file, which is as it was
     assert found == drafting(demo, prompts[:2], seen, depth=0)
 
 

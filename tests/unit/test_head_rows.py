@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 import pytest
 
+from pyllama_mtp.drafting.head import HeadRows
 from pyllama_mtp.errors import ModelFileError
-from pyllama_mtp.llama.drafthead import HeadRows
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 
