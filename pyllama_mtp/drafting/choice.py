@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..sampling.acceptance import SyntheticAcceptance
 from ..sequence import NO_DRAFTS, Drafts, Sequence
 from ..settings import Settings
 from ..telemetry import Telemetry
-from .acceptance import SyntheticAcceptance
 from .depth import Costs, DepthController
 from .drafter import Drafter
 from .ngram import NgramDrafter

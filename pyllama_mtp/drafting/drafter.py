@@ -14,9 +14,9 @@ import numpy as np
 from ..llama.batch import Floats, Ints, State
 from ..llama.context import Context
 from ..llama.drafts import compute_drafts, draft_logits
+from ..sampling.acceptance import Distribution, softmax
 from ..sequence import NO_DRAFTS, Drafts, Sequence
 from ..settings import Settings
-from .acceptance import Distribution, softmax
 from .head import give_head
 
 

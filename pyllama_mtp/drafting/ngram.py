@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..sampling.acceptance import point
 from ..sequence import Drafts, Sequence
-from .acceptance import point
 from .depth import AcceptanceTracker
 from .drafter import Drafter
 

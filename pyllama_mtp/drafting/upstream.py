@@ -23,9 +23,9 @@ from ..errors import UsageError
 from ..llama.batch import Batch, Floats, Ints, State
 from ..llama.context import Context
 from ..llama.contextoptions import ContextOptions
+from ..sampling.acceptance import Distribution
 from ..sequence import Drafts, Sequence
 from ..settings import Settings
-from .acceptance import Distribution
 from .drafter import P_MIN_CANDIDATES, HeadDrafter, top_probability
 
 #: Tokens per graph on a CPU. The block is one layer: larger graphs cost memory (44 MiB at 512 on

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
-from pyllama_mtp.drafting.acceptance import Distribution
 from pyllama_mtp.drafting.head import draft_head, set_draft_head
-from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import PromptFileError, UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.models.architectures import ARCHITECTURES
+from pyllama_mtp.sampling.acceptance import Distribution
+from pyllama_mtp.sampling.sampler import Sampler
 
 from .. import architectures
 from ..architectures import write_model
