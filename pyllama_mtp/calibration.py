@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
-from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,7 +40,6 @@ from .sequence import Drafts, Sequence
 from .settings import MOST_TOKENS
 
 log = logging.getLogger("pyllama_mtp")
-Value = TypeVar("Value")
 
 #: Seconds to measure rounds of one number of sequences in. On slow machines three depths are
 #: measured, however long they take, and the others interpolated.
@@ -73,13 +71,9 @@ def _calibrate(engine: Engine, counts: list[int]) -> None:
     context = engine.head.context or engine.target
     settings = engine.settings
     kinds = context.options.mtp_head, settings.draft_head_type, settings.rollback
-    kept = Measured(engine.target, context.n_head, *kinds, engine.depth)
-    costs: dict[int, Costs] | None = kept.load(dict[int, Costs])
-    if (
-        not costs
-        or costs.keys() != {*counts}
-        or any(one.limit != engine.depth for one in costs.values())
-    ):
+    kept = CostsFile(engine.target, context.n_head, *kinds, engine.depth)
+    costs = kept.load()
+    if costs.keys() != {*counts} or any(one.limit != engine.depth for one in costs.values()):
         n_threads = engine.target.n_threads
         began, waited_s = time.perf_counter(), waited_for_core()
         costs = {count: measure_costs(engine, count) for count in counts}
@@ -186,8 +180,8 @@ def _describe(file: Path) -> tuple[str, int, int]:
     return str(file), 0, 0
 
 
-class Measured:
-    """The file of one figure, or some, for a context as it is."""
+class CostsFile:
+    """The file of the costs, by number of sequences, in a context as it is."""
 
     def __init__(self, context: Context, *more: object) -> None:
         """The file's name is a hash of all that the figures depend on: the files of model and head
@@ -208,18 +202,17 @@ class Measured:
         """The file. Raises UsageError: there is no folder for it."""
         return cache_folder() / "measured" / self._name
 
-    def load(self, kind: type[Value] | Any) -> Value | None:
-        """What was stored, of this type; None: nothing that can be read."""
+    def load(self) -> dict[int, Costs]:
+        """What was stored; empty: nothing that can be read."""
         with suppress(OSError, msgspec.DecodeError, RecursionError, PyllamaMtpError):
-            value: Value = msgspec.json.decode(self.path.read_bytes(), type=kind)
-            return value
-        return None
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[int, Costs])
+        return {}
 
-    def store(self, value: object) -> None:
-        """Keep it, as far as the folder can be written."""
+    def store(self, costs: dict[int, Costs]) -> None:
+        """Keep them, as far as the folder can be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, msgspec.json.encode(value))
+            write_whole(self.path, msgspec.json.encode(costs))
             files = sorted(self.path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
             for file in files[:-MOST_FILES]:
                 file.unlink(missing_ok=True)

@@ -142,7 +142,7 @@ class Drafting:
         depths, ngrams = self.depths, self.ngrams
         if not depths:
             return self.head, room if usable > 0 else 0
-        if ngrams and depths.looks_up and len(sequences) == 1 and usable > 0:
+        if ngrams and len(sequences) == 1 and usable > 0:
             rates = ngrams.rates(sequences[0])
             n = depths.lookup_depth(rates, usable) if rates else 0
             if n:
@@ -174,7 +174,7 @@ class Drafting:
             outcomes = [
                 (0 if one.drafts.forced else one.n_usable, len(one.chosen) - 1) for one in drafted
             ]
-            self.depths.update(n_drafted, outcomes, draft_s, total_s)
+            self.depths.update(n_drafted, outcomes, total_s)
         if plain_s := self.depths.plain_s:
             n = len(drafted[0].chosen)
             self._plain_s, self._n_plain = self._plain_s + n * plain_s, self._n_plain + n

@@ -12,14 +12,13 @@ from gguf.quants import dequantize, quantize
 
 from pyllama_mtp import Model, Session
 from pyllama_mtp.drafting import head as drafthead
-from pyllama_mtp.drafting.head import HeadFile, draft_head, set_draft_head
+from pyllama_mtp.drafting.head import draft_head, set_draft_head
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import HEAD_TYPES
 
-from ..marks import usual
 from ..trimmed import head_rows, write_trimmed
 from .draftheads import context, logits_of, set_head
 from .support import draft_ids, greedy, settings
@@ -100,30 +99,22 @@ def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    usual(
-        ("q8_0", {"draft_sampling": True}),
-        ("q4_0", {"draft_vocab": 512}),
-        long=[(kind, {}) for kind in ("q8_0", "q4_0", "mxfp4")],
-    ),
+    [("q8_0", {"draft_vocab": "full", "draft_sampling": True}), ("q4_0", {"draft_vocab": 512})],
 )
 def test_the_text_is_the_same(
     demo: Model, demo_prompts: list[str], kind: str, options: dict[str, object]
 ) -> None:
     """Drafts are still accepted far more often than by chance."""
-    chosen = {"draft_vocab": "full", **options}
     texts, shares = [], []
     for type_ in ("file", kind):
-        accepted = drafted = 0
-        with Session(demo, settings(3, draft_head_type=type_, **chosen)) as session:
+        with Session(demo, settings(3, draft_head_type=type_, **options)) as session:
             runs = [greedy(session, prompt, 24) for prompt in demo_prompts[:5]]
             ids = draft_ids(session)
-        for run in runs:
-            accepted += sum(run.telemetry.accepted)
-            drafted += sum(run.telemetry.drafted)
+        told = [run.telemetry for run in runs]
+        shares.append(sum(sum(t.accepted) for t in told) / sum(sum(t.drafted) for t in told))
         texts.append([run.tokens for run in runs])
-        shares.append(accepted / drafted)
     assert texts[0] == texts[1]
-    assert len(ids) == (512 if "draft_vocab" in options else demo.n_vocab)
+    assert ids is not None and len(ids) == (512 if kind == "q4_0" else demo.n_vocab)
     assert shares[1] > 0.7 * shares[0] > 0.1
 
 
@@ -166,4 +157,4 @@ def test_a_trimmed_head_of_a_file(demo_file: Path, tmp_path: Path) -> None:
     head = draft_head(info, 300, "q4_0")
     rows = head.rows() if head else None
     assert rows and rows.type == GGMLQuantizationType.Q4_0
-    assert HeadFile(info).name == "token_embd.weight"
+    assert rows.name == "token_embd.weight"
