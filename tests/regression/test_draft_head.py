@@ -12,8 +12,11 @@ from gguf import GGUFReader
 
 from pyllama_mtp import Model
 from pyllama_mtp.drafting.head import HeadRows, draft_head, set_draft_head
+from pyllama_mtp.drafting.vocabulary import choose
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.synth import write_synthetic
 
 from ..trimmed import head_rows, write_untied
 from .draftheads import (
@@ -152,6 +155,15 @@ def test_heads_that_do_not_fit_change_nothing(demo: Model, part: str | None) -> 
             assert draft.draft_ids is ids and draft.memory() == memory, name
         assert logits_of(draft).tobytes() == before.tobytes()
         assert tokens_of(draft, True) == tokens_of(draft, False) == best
+
+
+def test_the_usual_size(demo: Model, tmp_path: Path) -> None:
+    """A part of a vocabulary of more than 65,536 tokens, most useful first; else the whole."""
+    info = read_gguf(write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", n_vocab=65_537))
+    head, ranked = draft_head(info, "auto"), choose(info.path, 32768)
+    assert head and ranked is not None and head.ranked is not None
+    assert head.ids.tolist() == sorted(ranked) and head.ranked.tolist() == ranked.tolist()
+    assert draft_head(demo.info, "auto") is None
 
 
 # -- generations -----------------------------------------------------------------------------------
