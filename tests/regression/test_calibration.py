@@ -115,7 +115,16 @@ def test_what_changes_the_library_s_speed_is_measured_anew(
         assert len(files(folder)) == 4
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"1": {"verify": [0, -1], "draft": [0]}}', b"[]"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"1": {"verify": [0, -1], "draft": [0]}}',
+        b'{"1": {"verify": [0, 1], "draft": [0]}}',  # of another depth
+    ],
+)
 def test_a_damaged_file_is_measured_anew(demo: Model, folder: Path, damage: bytes) -> None:
     with Session(demo, settings(3)):
         assert not folder.exists(), "fixed depths measure nothing"
