@@ -37,7 +37,6 @@ from PIL import Image
 
 from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
 from pyllama_mtp.drafting.drafter import HeadDrafter
-from pyllama_mtp.drafting.sampling import NEAR_TIE
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.files import write_whole
 from pyllama_mtp.llama import native
@@ -56,6 +55,7 @@ from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.sampling.sampler import NEAR_TIE
 from tests.architectures import write_model
 
 #: The demo model, experts of Qwen3.5, and small models of other architectures.

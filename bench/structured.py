@@ -13,8 +13,8 @@ import sys
 from unittest import mock
 
 from pyllama_mtp import Grammar, Model, Sampling, Session, Settings
-from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.sampling.sampler import Sampler
 
 KEYS = [
     f"{what}_of_the_{of}" for of in ("customer", "order", "shipment") for what in ("name", "id")

@@ -1,9 +1,9 @@
 """What rounds cost here, measured when contexts are made: :func:`open_engine`.
 
 "auto" needs the seconds of rounds of every depth before it can choose one. They are measured in
-real rounds after a few made-up tokens, in the engine's own contexts, which are empty again
-afterwards: no text, and no figure of a generation, depends on it. All drafts are rejected, so that
-a round also takes them back.
+real rounds (:func:`.speculate`) after a few made-up tokens, in the engine's own contexts, which are
+empty again afterwards: no text, and no figure of a generation, depends on it. All drafts are
+rejected, so that a round also takes them back.
 
 What was measured is kept until rounds contradict it, in the folder pyllama-mtp/measured of
 XDG_CACHE_HOME, or of ~/.cache. The folder may be deleted at any time: a file that is not there,
@@ -20,12 +20,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
-from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from .drafting.choice import Drafting
 from .drafting.depth import Costs
+from .drafting.drafter import Drafter
 from .engine import Engine, Resolved
 from .errors import PyllamaMtpError
 from .files import cache_folder, write_whole
@@ -34,12 +35,11 @@ from .llama.contextoptions import NodeTimes
 from .llama.model import Model
 from .machine import describe_machine, waited_for_core
 from .request import Limits, make_request
-from .round import accept
-from .sequence import NO_DRAFTS, Drafts, Sequence
+from .round import accept, speculate
+from .sequence import Drafts, Sequence
 from .settings import MOST_TOKENS
 
 log = logging.getLogger("pyllama_mtp")
-Value = TypeVar("Value")
 
 #: Seconds to measure rounds of one number of sequences in. On slow machines three depths are
 #: measured, however long they take, and the others interpolated.
@@ -71,13 +71,9 @@ def _calibrate(engine: Engine, counts: list[int]) -> None:
     context = engine.head.context or engine.target
     settings = engine.settings
     kinds = context.options.mtp_head, settings.draft_head_type, settings.rollback
-    kept = Measured(engine.target, context.n_head, *kinds, engine.depth)
-    costs: dict[int, Costs] | None = kept.load(dict[int, Costs])
-    if (
-        not costs
-        or costs.keys() != {*counts}
-        or any(one.limit != engine.depth for one in costs.values())
-    ):
+    kept = CostsFile(engine.target, context.n_head, *kinds, engine.depth)
+    costs = kept.load()
+    if costs.keys() != {*counts} or any(one.limit != engine.depth for one in costs.values()):
         n_threads = engine.target.n_threads
         began, waited_s = time.perf_counter(), waited_for_core()
         costs = {count: measure_costs(engine, count) for count in counts}
@@ -103,29 +99,57 @@ def _costs(limit: int, times: dict[int, list[tuple[float, float]]]) -> Costs:
     return Costs((0.0, *rest.tolist()), (0.0, *draft[1:].tolist()))
 
 
+class Trials(Drafting):
+    """Rounds of a depth that is set. No draft can be used, so that all are taken back.
+
+    Attributes:
+        depth: drafts of the next rounds.
+        times: seconds of drafting, and of the rest, of every round, by depth.
+    """
+
+    def __init__(self, head: Drafter) -> None:
+        self.head, self.depth = head, 0
+        self.times: dict[int, list[tuple[float, float]]] = {}
+
+    def draft(self, sequences: list[Sequence]) -> None:
+        """See :meth:`.Drafting.draft`. Without a head, any tokens are drafts."""
+        drafts = [Drafts([one.newest] * self.depth) for one in sequences]
+        if self.depth and self.head.context:
+            drafts = self.head.draft(sequences, self.depth)
+        for one, its in zip(sequences, drafts, strict=True):
+            one.drafts, one.n_usable = its, 0
+
+    def accepted(self, sequences: list[Sequence]) -> None:
+        """The made-up text teaches nothing."""
+
+    def learn(self, sequences: list[Sequence], draft_s: float, total_s: float) -> None:
+        """See :meth:`.Drafting.learn`."""
+        self.times.setdefault(self.depth, []).append((draft_s, total_s - draft_s))
+
+
 def measure_costs(engine: Engine, n: int) -> Costs:
     """Measure rounds of `n` sequences of an empty engine, which is empty again afterwards."""
-    p_min, engine.head.p_min = engine.head.p_min, 0.0
+    usual, trials = engine.drafting, Trials(engine.head)
+    sequences = [_begin(engine, sequence) for sequence in engine.sequences[:n]]
+    engine.drafting = trials
     try:
-        sequences = [_begin(engine, sequence) for sequence in engine.sequences[:n]]
-        costs = _measure(engine, sequences)
+        _measure(engine, sequences, trials)
     finally:
-        engine.head.p_min = p_min
+        engine.drafting = usual
     engine.reset()
-    return costs
+    return _costs(engine.depth, trials.times)
 
 
-def _measure(engine: Engine, sequences: list[Sequence]) -> Costs:
+def _measure(engine: Engine, sequences: list[Sequence], trials: Trials) -> None:
     limit, deadline = engine.depth, time.perf_counter() + BUDGET_S
-    times: dict[int, list[tuple[float, float]]] = {}
     first = {0, limit // 2, limit}
     depths = sorted(range(limit + 1), key=lambda depth: depth not in first)
     for turn in range(REPEATS):
         for i, depth in enumerate(depths):
             if (turn or i >= len(first)) and time.perf_counter() > deadline:
-                return _costs(limit, times)
-            times.setdefault(depth, []).append(_round(engine, sequences, depth))
-    return _costs(limit, times)
+                return
+            trials.depth = depth
+            speculate(engine, sequences)
 
 
 def _begin(engine: Engine, sequence: Sequence) -> Sequence:
@@ -136,26 +160,6 @@ def _begin(engine: Engine, sequence: Sequence) -> Sequence:
         pass
     accept(engine, sequence, row)
     return sequence
-
-
-def _round(engine: Engine, sequences: list[Sequence], depth: int) -> tuple[float, float]:
-    """A round whose drafts are all rejected: seconds of drafting, and of the rest."""
-    began = time.perf_counter()
-    engine.intact = False
-    drafts = [NO_DRAFTS] * len(sequences)
-    if depth and engine.head.context:
-        drafts = engine.head.draft(sequences, depth)
-    elif depth:
-        drafts = [Drafts([one.newest] * depth) for one in sequences]
-    for one, its in zip(sequences, drafts, strict=True):
-        one.drafts, one.n_usable = its, 0
-    drafted = time.perf_counter()
-    engine.verify(sequences)
-    for one in sequences:
-        accept(engine, one, one.entry)
-    engine.roll_back(sequences)
-    engine.intact = True
-    return drafted - began, time.perf_counter() - drafted
 
 
 # -- what was measured, for later sessions ---------------------------------------------------------
@@ -176,8 +180,8 @@ def _describe(file: Path) -> tuple[str, int, int]:
     return str(file), 0, 0
 
 
-class Measured:
-    """The file of one figure, or some, for a context as it is."""
+class CostsFile:
+    """The file of the costs, by number of sequences, in a context as it is."""
 
     def __init__(self, context: Context, *more: object) -> None:
         """The file's name is a hash of all that the figures depend on: the files of model and head
@@ -198,18 +202,17 @@ class Measured:
         """The file. Raises UsageError: there is no folder for it."""
         return cache_folder() / "measured" / self._name
 
-    def load(self, kind: type[Value] | Any) -> Value | None:
-        """What was stored, of this type; None: nothing that can be read."""
+    def load(self) -> dict[int, Costs]:
+        """What was stored; empty: nothing that can be read."""
         with suppress(OSError, msgspec.DecodeError, RecursionError, PyllamaMtpError):
-            value: Value = msgspec.json.decode(self.path.read_bytes(), type=kind)
-            return value
-        return None
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[int, Costs])
+        return {}
 
-    def store(self, value: object) -> None:
-        """Keep it, as far as the folder can be written."""
+    def store(self, costs: dict[int, Costs]) -> None:
+        """Keep them, as far as the folder can be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, msgspec.json.encode(value))
+            write_whole(self.path, msgspec.json.encode(costs))
             files = sorted(self.path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
             for file in files[:-MOST_FILES]:
                 file.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from .llama import native
 from .llama.batch import SEQ, Batch, Ints
 from .llama.context import Context
 from .llama.contextoptions import ContextOptions, NodeTimes, padded
-from .llama.drafthead import reserve_rounds
+from .llama.drafts import reserve_rounds
 from .llama.model import Model
 from .llama.native import Exclusive
 from .llama.vision import PlacedImage

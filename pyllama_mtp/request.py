@@ -31,10 +31,10 @@ from .arguments import (
 from .chats.options import call_form
 from .chats.thinking import Splitter, opened
 from .chats.tools import Tools
-from .drafting.sampling import Sampler
 from .errors import UsageError
 from .llama.model import Model
 from .llama.vision import ImagePrompt, PlacedImage, text_tokens
+from .sampling.sampler import Sampler
 from .settings import Sampling
 from .telemetry import Telemetry
 

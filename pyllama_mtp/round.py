@@ -29,8 +29,8 @@ from __future__ import annotations
 import time
 
 from .answer import top_logprobs
-from .drafting.acceptance import Distribution, accept_best, accept_sampled
 from .engine import Engine
+from .sampling.acceptance import Distribution, accept_best, accept_sampled
 from .sequence import Sequence
 from .telemetry import PHASES, timed
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from .answer import TopLogprobs
 from .checkpoints import Checkpoints
-from .drafting.acceptance import Distribution, SyntheticAcceptance
 from .llama.batch import Floats, Ints
 from .llama.vision import PlacedImage, position
+from .sampling.acceptance import Distribution, SyntheticAcceptance
 
 if TYPE_CHECKING:
     from .llama.batch import KeptRow, State
-    from .promptfile import SavedImage
     from .request import Request
     from .telemetry import Telemetry
 
@@ -53,6 +52,16 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     return low
 
 
+class Place(Protocol):
+    """Where an image is in a text: its tokens from `start` to before `end`."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+
 class Text(Protocol):
     """A text that was processed: a sequence's, or one that is stored."""
 
@@ -61,7 +70,7 @@ class Text(Protocol):
         """See :class:`Sequence`."""
 
     @property
-    def images(self) -> Iterable[PlacedImage | SavedImage]:
+    def images(self) -> Iterable[Place]:
         """Images among them."""
 
 

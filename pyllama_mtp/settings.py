@@ -182,11 +182,10 @@ class Settings:
         hidden: the hidden state that the head gets: after the model's final norm, as Qwen3.5 and
             3.6 were trained, or before it.
         draft_vocab: tokens that can be drafted: the N best by the tokenizer; those of a file made
-            by 'pyllama-mtp draft-vocab'; a list of ids (in Python); "full": all; "auto": as many as
-            pay, of a vocabulary of more than 65,536 tokens, by the bytes that drafts read, and
-            chosen again as text is seen; 32,768 with draft_sampling, imposed acceptance or RPC
-            workers. Fewer tokens make drafts cheaper, and never change the text. If the model file
-            has a trimmed MTP head, "auto" is that head, and "full" is refused.
+            by 'pyllama-mtp draft-vocab'; a list of ids (in Python); "full": all; "auto": 32,768 of
+            a vocabulary of more than 65,536 tokens, else all. Fewer tokens make drafts cheaper, and
+            never change the text. If the model file has a trimmed MTP head, "auto" is that head,
+            and "full" is refused.
         draft_follow: tokens of the text that the draft vocabulary lacks replace its least likely
             ones. Not with draft_sampling, nor at imposed acceptance.
         draft_head_type: type of the rows that drafts come from. "file": as in the model file. q8_0,

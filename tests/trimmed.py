@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
-from pyllama_mtp.llama.drafthead import HeadFile, HeadRows
+from pyllama_mtp.drafting.head import HeadFile, HeadRows
 from pyllama_mtp.models import synth
-from pyllama_mtp.models.draftvocab import Ids
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.shapes import ModelShape, TensorSpec, model_tensors
+from pyllama_mtp.models.tokenizer import Ids
 
 Tensors = dict[str, tuple[npt.NDArray[Any], GGMLQuantizationType | None]]
 _SKIP = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture"}

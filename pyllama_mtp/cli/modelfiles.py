@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyllama_mtp.cli import options, parsing, progress
+from pyllama_mtp.drafting import vocabulary
 from pyllama_mtp.errors import NoMtpHeadError, UsageError
 from pyllama_mtp.files import check_target
-from pyllama_mtp.models import draftvocab
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.hub import local_file
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
@@ -22,9 +22,11 @@ from pyllama_mtp.models.shapes import SHAPES, get_shape
 from pyllama_mtp.models.sidecar import NO_HEAD
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.models.synth import TENSOR_TYPES, synthetic_size, write_synthetic
+from pyllama_mtp.models.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
-    from pyllama_mtp.models.draftvocab import Counts, Ids, Ranking, Tokenizer
+    from pyllama_mtp.drafting.vocabulary import Counts, Ranking
+    from pyllama_mtp.models.tokenizer import Ids, Tokenizer
 
 
 class Synth:
@@ -251,13 +253,13 @@ class DraftVocab:
             raise NoMtpHeadError(
                 f"{path}: {info.why_no_mtp}; only a head has a draft vocabulary", path
             )
-        tokenizer = draftvocab.read_tokenizer(path)
-        default = draftvocab.default_ranking(tokenizer)
-        ranking = draftvocab.measure_ranking(_tokens(path, args.text), default)
+        tokenizer = read_tokenizer(path)
+        default = vocabulary.default_ranking(tokenizer)
+        ranking = vocabulary.measure_ranking(_tokens(path, args.text), default)
         _show_coverage(tokenizer, default, ranking)
         if args.output is not None:
             source = f"{ranking.counts.sum()} tokens of {len(args.text)} text files"
-            draftvocab.save(args.output, ranking, tokenizer, source)
+            vocabulary.save(args.output, ranking, tokenizer, source)
             print(f"{args.output}: {len(ranking.ids)} tokens, best first")
         return 0
 
@@ -321,7 +323,7 @@ def _show_coverage(tokenizer: Tokenizer, default: Ids, ranking: Ranking) -> None
     print(f"{'draft vocabulary':>16}{'default ranking':>18}{'by this text':>15}")
     for size in _sizes(tokenizer.n_vocab):
         kept = (
-            counts[draftvocab.best(ids, size, tokenizer)].sum() for ids in (default, ranking.ids)
+            counts[vocabulary.best(ids, size, tokenizer)].sum() for ids in (default, ranking.ids)
         )
         usual, own = (n / counts.sum() for n in kept)
         print(f"{size:16}{usual:17.2%} {own:14.2%}")

@@ -1,1 +1,1 @@
-"""Speculative decoding with an MTP head: draft, accept, roll back. Each in a module of its own."""
+"""What a round drafts, and how much: drafters, the draft head, the depth."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..sampling.acceptance import SyntheticAcceptance
 from ..sequence import NO_DRAFTS, Drafts, Sequence
 from ..settings import Settings
 from ..telemetry import Telemetry
-from .acceptance import SyntheticAcceptance
 from .depth import Costs, DepthController
 from .drafter import Drafter
 from .ngram import NgramDrafter
@@ -106,14 +106,14 @@ class Drafting:
         drafter, n = self._choose(sequences, min(usable, self._limit), min(room, self._limit))
         for one in drafted:
             one.n_usable = min(n, one.wanted - 1)
-        free = len(drafted) == len(sequences) and not any(
-            one.request.sampler.constrained for one in drafted
-        )
+        p_min = self._settings.p_min
+        free = not p_min and len(drafted) == len(sequences)
+        free = free and not any(one.request.sampler.constrained for one in drafted)
         if n > 0 and free and drafter.to_come(drafted, n):
             for one in drafted:
                 one.drafts = Drafts([one.newest] * n, to_come=True)
         elif n > 0:
-            for one, drafts in zip(drafted, drafter.draft(drafted, n), strict=True):
+            for one, drafts in zip(drafted, drafter.draft(drafted, n, p_min), strict=True):
                 one.drafts = cut(one, drafts, not asks and self._synthetic is None)
 
     def _may_force(self, one: Sequence) -> bool:
@@ -142,7 +142,7 @@ class Drafting:
         depths, ngrams = self.depths, self.ngrams
         if not depths:
             return self.head, room if usable > 0 else 0
-        if ngrams and depths.looks_up and len(sequences) == 1 and usable > 0:
+        if ngrams and len(sequences) == 1 and usable > 0:
             rates = ngrams.rates(sequences[0])
             n = depths.lookup_depth(rates, usable) if rates else 0
             if n:
@@ -174,7 +174,7 @@ class Drafting:
             outcomes = [
                 (0 if one.drafts.forced else one.n_usable, len(one.chosen) - 1) for one in drafted
             ]
-            self.depths.update(n_drafted, outcomes, draft_s, total_s)
+            self.depths.update(n_drafted, outcomes, total_s)
         if plain_s := self.depths.plain_s:
             n = len(drafted[0].chosen)
             self._plain_s, self._n_plain = self._plain_s + n * plain_s, self._n_plain + n

@@ -162,8 +162,6 @@ def needed_acceptance(wanted: float, depth: int) -> float | None:
 PACE_MEMORY, COST_MEMORY, COST_WEIGHT = 4.0, 64.0, 4.0
 #: Natural logarithm; a round that took longer than this above what was expected has stalled.
 STALL = 0.4
-#: Natural logarithm: the most that one round corrects a cost by, before it is averaged.
-SURPRISE = 0.3
 #: Natural logarithms: corrections of a cost after some rounds, or a machine faster than it was,
 #: that contradict the measurement; a slower one leaves it in doubt.
 CONTRADICTION, SOME_ROUNDS = 0.2, 16
@@ -244,8 +242,7 @@ class CostModel:
         self._pace += (off - known - self._pace) / self._paces
         total, count = self._off.get((n, n_drafted), (0.0, 0.0))
         kept = 1.0 - 1.0 / COST_MEMORY
-        beside = min(max(off - self._pace, -SURPRISE), SURPRISE)
-        self._off[n, n_drafted] = kept * total + beside, kept * count + 1.0
+        self._off[n, n_drafted] = kept * total + off - self._pace, kept * count + 1.0
 
     def _correction(self, n: int, depth: int) -> float:
         total, count = self._off.get((n, depth), (0.0, 0.0))
@@ -265,8 +262,6 @@ class CostModel:
 PRIOR_RATE, PRIOR_WEIGHT = 0.75, 2.5
 #: Rounds after which an outcome counts for 1/e.
 MEMORY = 48.0
-#: The depth changes when staying has cost so many plain steps.
-CHANGE = 0.1
 #: The part of the time that may be lost by trying other depths than that which seems the fastest.
 SHARE = 0.01
 
@@ -309,14 +304,6 @@ class AcceptanceTracker:
         return rates
 
 
-@dataclass
-class _Use:
-    """The depth in use, and the plain steps that staying at it has lost."""
-
-    depth: int
-    missed: float = 0.0
-
-
 class DepthController:
     """Chooses the depth of each round: :meth:`choose` before it, :meth:`update` after it.
 
@@ -324,20 +311,17 @@ class DepthController:
     depth depends on the number of sequences; acceptance does not. Deterministic: the same outcomes
     and times give the same depths.
 
-    The depth of the highest expected speed is taken as soon as staying at another one has cost as
-    much as a change. Of other depths nothing would be learned any more. So whenever SHARE of the
-    time so far covers what was lost by it, a round tries one that may be faster for all that is
-    known (:meth:`.CostModel.doubt`), or any drafts where there are none. A round that loses nothing
-    is followed by the next at once, and so text that has become predictable is noticed.
+    A round has the depth of the highest expected speed. Of other depths nothing would be learned
+    any more. So whenever SHARE of the time so far covers what was lost by it, a round tries one
+    that may be faster for all that is known (:meth:`.CostModel.doubt`), or any drafts where there
+    are none. A round that loses nothing is followed by the next at once, and so text that has
+    become predictable is noticed.
 
     Args:
         limit: greatest depth.
         costs: by number of sequences, see :class:`CostModel`.
         has_head: False: only n-grams draft.
     """
-
-    #: Whether rounds may draft what followed the same tokens earlier in the text.
-    looks_up = True
 
     def __init__(
         self, limit: int, costs: Mapping[int, Costs] | None = None, has_head: bool = True
@@ -346,7 +330,6 @@ class DepthController:
         self.costs = CostModel(limit, costs)
         self._has_head, self._measured = has_head, costs is not None
         self._accepted, self._offered = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
-        self._uses: dict[int, _Use] = {}
         self._spare = 0.0  # plain steps that trying other depths may lose; not above 0
         self._asked, self._given_up = 0, 0.0  # by a round that tries: tokens per plain step; or 0
 
@@ -378,16 +361,11 @@ class DepthController:
         """
         steps, tokens = self._forecast(n_sequences)
         speeds = [n / time for n, time in zip(tokens, steps, strict=True)]
-        best = speeds.index(max(speeds))
-        use = self._uses.setdefault(n_sequences, _Use(best))
-        use.missed += steps[use.depth] * (speeds[best] / speeds[use.depth] - 1.0)
-        if best == use.depth or use.missed > CHANGE:
-            use.depth, use.missed = best, 0.0
-        asked = use.depth
+        asked = best = speeds.index(max(speeds))
         if self._spare >= 0.0:
-            asked = self._other(use.depth, steps, tokens, n_sequences)
+            asked = self._other(best, steps, tokens, n_sequences)
         self._asked = asked if at_most is None else max(0, min(asked, at_most))
-        self._given_up = 0.0 if self._asked == use.depth else speeds[use.depth]
+        self._given_up = 0.0 if self._asked == best else speeds[best]
         return self._asked
 
     def _other(self, usual: int, steps: Sequence[float], tokens: Sequence[float], n: int) -> int:
@@ -401,7 +379,7 @@ class DepthController:
         doubted = (depth for depth in range(len(steps)) if self.costs.doubt(depth, n))
         return max((usual, *doubted), key=hoped)
 
-    def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
+    def update(self, n_drafted: int, outcomes: Outcomes, total_s: float) -> None:
         """Learn from a round, of the depth chosen last.
 
         Args:
@@ -409,7 +387,6 @@ class DepthController:
                 drafting.
             outcomes: for each sequence, at least one: how many drafts it could use, at most as many
                 as were asked for, and how many of them held.
-            draft_s: seconds of drafting.
             total_s: seconds of the whole round, drafting included.
         """
         n = len(outcomes)

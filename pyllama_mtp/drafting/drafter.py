@@ -13,11 +13,11 @@ import numpy as np
 
 from ..llama.batch import Floats, Ints, State
 from ..llama.context import Context
-from ..llama.drafthead import compute_drafts, draft_logits
+from ..llama.drafts import compute_drafts, draft_logits
+from ..sampling.acceptance import Distribution, softmax
 from ..sequence import NO_DRAFTS, Drafts, Sequence
 from ..settings import Settings
-from .acceptance import Distribution, softmax
-from .headrows import Heads
+from .head import give_head
 
 
 class Drafter:
@@ -26,28 +26,29 @@ class Drafter:
     Attributes:
         context: where drafts are computed; None: nowhere.
         contexts: those beside the target's.
-        p_min: see :class:`.Settings`.
-        heads: the rows of the LM head that drafts come from, if they can be chosen.
         n_blocks: MTP blocks in use of a head in a context of its own, of as many as there are
             drafts; 1: one for all drafts; 0: no such context.
     """
 
     context: Context | None = None
     contexts: tuple[Context, ...] = ()
-    p_min = 0.0
-    heads: Heads | None = None
     n_blocks = 0
 
     def begin(self, sequence: Sequence) -> None:
         """The prompt of a sequence is processed: it is drafted for from now on."""
 
-    def draft(self, sequences: list[Sequence], n_max: int) -> list[Drafts]:
-        """Up to `n_max` drafts, at least 1, of what follows the newest token of each sequence."""
+    def draft(self, sequences: list[Sequence], n_max: int, p_min: float = 0.0) -> list[Drafts]:
+        """Up to `n_max` drafts, at least 1, of what follows the newest token of each sequence.
+
+        Args:
+            p_min: drafting stops when each sequence has had a draft less probable than this; see
+                :func:`top_probability`.
+        """
         return [NO_DRAFTS for _ in sequences]
 
     def to_come(self, sequences: list[Sequence], n: int) -> bool:
-        """Whether the verification itself can make `n` drafts for each of these sequences, whose
-        samplers take any token."""
+        """Whether the verification itself can make `n` drafts, probable or not, for each of these
+        sequences, whose samplers take any token."""
         return False
 
     def decoded(self, sequences: list[Sequence], kept: list[int]) -> None:
@@ -111,42 +112,39 @@ class HeadDrafter(Drafter):
     next decode. So nothing has to be kept in step, as it must be in :mod:`.upstream`.
 
     Attributes:
-        p_min: drafting stops when each sequence has had a draft less probable than this; see
-            :func:`top_probability`.
+        patched: patches that are general apply, draft heads among them.
     """
 
     context: Context
+    patched = True
 
     def __init__(self, context: Context, settings: Settings) -> None:
-        """Raises UsageError and others: see :class:`.Heads`."""
-        self.context, self.p_min = context, settings.p_min
+        """Raises UsageError and others: see :func:`.give_head`."""
+        self.context = context
         context.set_draft_window(settings.draft_window)
-        self.heads = self._heads(settings)
-
-    def _heads(self, settings: Settings) -> Heads | None:
-        return Heads(self.context, self.context.model, settings)
+        self._following = give_head(context, settings) if self.patched else None
 
     def begin(self, sequence: Sequence) -> None:
         """See :meth:`.Drafter.begin`."""
-        if self.heads:
-            self.heads.see(sequence.request.text, sequence.counts, prompt=True)
+        if self._following:
+            self._following.see(sequence.request.text, sequence.counts, prompt=True)
 
     def accepted(self, sequences: list[Sequence]) -> None:
         """See :meth:`.Drafter.accepted`."""
-        if self.heads:
+        if self._following:
             for one in sequences:
-                self.heads.see(one.chosen, one.counts, prompt=False)
+                self._following.see(one.chosen, one.counts, prompt=False)
 
-    def draft(self, sequences: list[Sequence], n_max: int) -> list[Drafts]:
+    def draft(self, sequences: list[Sequence], n_max: int, p_min: float = 0.0) -> list[Drafts]:
         """See :meth:`.Drafter.draft`: 0 to `n_max` drafts, equally many for each sequence."""
         tokens = np.array([one.newest for one in sequences], dtype=np.int32)
         seqs = np.array([one.id for one in sequences], dtype=np.int32)
         if any(one.draws for one in sequences):
             ids = self._draw(sequences, tokens, seqs, n_max)
         else:
-            candidates = P_MIN_CANDIDATES if self.p_min > 0 else 0
+            candidates = P_MIN_CANDIDATES if p_min > 0 else 0
             ids = compute_drafts(self.context, tokens, seqs, n_max, candidates)
-        n = self._n_probable(n_max) if self.p_min > 0 else n_max
+        n = self._n_probable(n_max, p_min) if p_min > 0 else n_max
         return [
             Drafts(column, self._distributions(i, one, n) if one.draws else [])
             for i, (one, column) in enumerate(zip(sequences, ids[:n].T.tolist(), strict=True))
@@ -159,18 +157,17 @@ class HeadDrafter(Drafter):
         return (
             model.on_gpu
             and not (several and model.rpc_servers)
-            and self.p_min == 0
             and not any(one.draws for one in sequences)
             and self.context.can_draft_and_decode(len(sequences), n)
         )
 
-    def _n_probable(self, n_max: int) -> int:
+    def _n_probable(self, n_max: int, p_min: float) -> int:
         """Steps before each sequence has had an improbable draft."""
         logits = draft_logits(self.context)
         sure = np.ones(logits.shape[1], dtype=bool)
 
         def any_sure(step: int) -> bool:
-            sure[:] &= [top_probability(row) >= self.p_min for row in logits[step]]
+            sure[:] &= [top_probability(row) >= p_min for row in logits[step]]
             return bool(sure.any())
 
         return len([*takewhile(any_sure, range(n_max))])

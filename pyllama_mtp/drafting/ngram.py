@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..sampling.acceptance import point
 from ..sequence import Drafts, Sequence
-from .acceptance import point
 from .depth import AcceptanceTracker
 from .drafter import Drafter
 
@@ -127,8 +127,8 @@ class NgramDrafter(Drafter):
         self._match = text.find()
         return text.rates(self._match) if self._match else []
 
-    def draft(self, sequences: list[Sequence], n_max: int) -> list[Drafts]:
-        """`n_max` drafts after the match that :meth:`rates` has found."""
+    def draft(self, sequences: list[Sequence], n_max: int, p_min: float = 0.0) -> list[Drafts]:
+        """`n_max` drafts after the match that :meth:`rates` has found, which has no probability."""
         (one,) = sequences
         assert self._match
         tokens = self.texts[one.id].drafts(self._match, n_max)

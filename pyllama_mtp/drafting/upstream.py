@@ -23,11 +23,10 @@ from ..errors import UsageError
 from ..llama.batch import Batch, Floats, Ints, State
 from ..llama.context import Context
 from ..llama.contextoptions import ContextOptions
+from ..sampling.acceptance import Distribution
 from ..sequence import Drafts, Sequence
 from ..settings import Settings
-from .acceptance import Distribution
 from .drafter import P_MIN_CANDIDATES, HeadDrafter, top_probability
-from .headrows import Heads
 
 #: Tokens per graph on a CPU. The block is one layer: larger graphs cost memory (44 MiB at 512 on
 #: the 0.8B shape) and are no faster.
@@ -39,16 +38,13 @@ class UpstreamDrafter(HeadDrafter):
 
     It is told what the target decodes (:meth:`decoded`), and writes the same positions. Positions
     from `n_drafted_for` of a sequence on are left over from drafting, and are removed before the
-    next write.
-
-    Attributes:
-        patched: patches that are general apply. Not where upstream's way is there to compare with.
+    next write. Where it is there to compare with, general patches do not apply.
     """
 
     def __init__(
         self, target: Context, options: ContextOptions, settings: Settings, depth: int
     ) -> None:
-        """Start with empty caches. Raises UsageError and others: see :class:`.Heads`.
+        """Start with empty caches. Raises UsageError and others: see :func:`.give_head`.
 
         Args:
             target: keeps the hidden rows of all tokens: tap="all".
@@ -78,9 +74,6 @@ class UpstreamDrafter(HeadDrafter):
         except BaseException:
             context.close()
             raise
-
-    def _heads(self, settings: Settings) -> Heads | None:
-        return super()._heads(settings) if self.patched else None
 
     def check_images(self) -> None:
         """See :meth:`.Drafter.check_images`: this context is not told of embeddings."""
@@ -190,7 +183,7 @@ class UpstreamDrafter(HeadDrafter):
 
     # -- drafting ------------------------------------------------------------------------------
 
-    def draft(self, sequences: list[Sequence], n_max: int) -> list[Drafts]:
+    def draft(self, sequences: list[Sequence], n_max: int, p_min: float = 0.0) -> list[Drafts]:
         """See :meth:`.HeadDrafter.draft`: one decode of the block per draft, of all sequences
         together.
 
@@ -201,7 +194,7 @@ class UpstreamDrafter(HeadDrafter):
         entries = [[one.newest for one in sequences], starts, [one.id for one in sequences]]
         tokens, positions, seqs = np.array(entries, dtype=np.int32)
         batch = Batch(tokens, positions, seqs, np.ones_like(seqs, np.int8), np.concatenate(carries))
-        context, p_min = self.context, self.p_min
+        context = self.context
         drafts = [(list[int](), list[Distribution]()) for _ in sequences]
         few = self.patched and not any(one.draws for one in sequences)
         context.set_greedy(few)

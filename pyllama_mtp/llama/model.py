@@ -25,13 +25,11 @@ from ..errors import (
 )
 from ..machine import available_memory
 from ..models import hub
-from ..models.draftvocab import ranked_tokens
 from ..models.ggufheader import TENSOR_TYPES
 from ..models.ggufinfo import validate_model_file
 from ..models.modelinfo import GGUFInfo
 from ..settings import Sampling
 from . import chat, native, rpc, trial
-from .drafthead import DraftHead, draft_head
 from .modeloptions import Adapters, ModelOptions, head_arguments, read_adapter
 from .native import OfThisProcess, Owned
 
@@ -153,7 +151,6 @@ class Model(Owned, OfThisProcess):
         self.n_swa = int(self._lib.llama_model_n_swa(self._handle))
         self.name = self.info.name or self.path.stem
         self.architecture = self.info.architecture
-        self._draft_head: tuple[tuple[object, str], DraftHead | None] | None = None
 
     @classmethod
     def from_pretrained(
@@ -170,40 +167,12 @@ class Model(Owned, OfThisProcess):
         """
         return cls(hub.fetch(repository, quant), **arguments)
 
-    def draft_head(self, spec: str | int | tuple[int, ...], kind: str = "file") -> DraftHead | None:
-        """The LM head for drafts; None: the model's own, over the whole vocabulary.
-
-        The last result is kept for the next session.
-
-        Args:
-            spec, kind: see `draft_vocab` and `draft_head_type` of :class:`Settings`.
-        """
-        if not self._draft_head or self._draft_head[0] != (spec, kind):
-            self._draft_head = None  # its memory may be needed
-            head = draft_head(self.info, spec, kind)
-            self._draft_head = ((spec, kind), head)
-        return self._draft_head[1]
-
     @contextmanager
     def without_memory(self) -> Iterator[Model]:
         """The same model without weights; see `no_alloc` of :class:`.ModelOptions`."""
         options = {**self.options.given, "no_alloc": True}
         with Model(self.path, mtp=self.has_mtp, **options) as twin:
-            twin._draft_head = self._draft_head
             yield twin
-            self._draft_head = twin._draft_head
-
-    @cached_property
-    def ranking(self) -> npt.NDArray[np.int32] | None:
-        """[n_vocab] all tokens, from the most to the least useful draft; None: the tokenizer cannot
-        be ranked, or the file's trimmed MTP head has chosen the tokens."""
-        if self.info.trimmed_head:
-            return None
-        try:
-            return ranked_tokens(self.info.path).ids
-        except ModelFileError as error:
-            log.info("drafting over the whole vocabulary: %s", error)
-            return None
 
     @cached_property
     def sampling(self) -> Sampling:

@@ -15,19 +15,23 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+import numpy.typing as npt
 from gguf import LlamaFileType
 
 from pyllama_mtp import child
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import check_room, check_target, complete
-from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES, read_header
+from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES, TensorEntry, read_header
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD
+from pyllama_mtp.settings import available_threads
 
 #: Called with (bytes done, bytes in all), after every tensor or piece.
 Progress = Callable[[int, int], None]
@@ -49,6 +53,8 @@ WEIGHT_TYPES = {
 FLOATS = ("F32", "F16", "BF16")
 
 _SIZES = {name: (n_elements, n_bytes) for name, n_elements, n_bytes in TENSOR_TYPES.values()}
+_NUMBERS = {name: number for number, (name, *_) in TENSOR_TYPES.items()}
+_WORTH_THREADS = 1 << 18  # bytes of rows; starting threads takes as long as converting fewer
 _BUFFERS = 512 << 20  # bytes of rows that the library holds at once
 _TENSOR = re.compile(r"\[ *\d+/ *\d+\] (\S+) +- \[.*\], type = +(\w+),")
 _CHOSEN = re.compile(r"size = .*\((\w+)\)$")
@@ -161,6 +167,57 @@ def stored_bytes(shape: tuple[int, ...], name: str) -> int:
     """Bytes of a tensor of this shape in a type, which is spelled as in GGUF."""
     n_elements, n_bytes = _SIZES[name]
     return math.prod(shape) // n_elements * n_bytes
+
+
+Rows = npt.NDArray[np.uint8]
+
+
+def row_converter(tensor: TensorEntry, kind: str) -> Callable[[Rows], Rows]:
+    """What gives rows of a matrix another type, by ggml's own functions and on all threads: from
+    [n, bytes per row] to [n, bytes per new row].
+
+    Args:
+        kind: a key of WEIGHT_TYPES.
+
+    Raises:
+        UsageError: the type needs an importance matrix, or a row is not a whole number of its
+            blocks; or the matrix has a type that cannot be read.
+    """
+    from pyllama_mtp.llama import native
+
+    library = native.load()
+    ffi, lib = library.ffi, library.lib
+    number, (block, _), n_values = WEIGHT_TYPES[kind], _SIZES[kind.upper()], tensor.shape[0]
+    is_f32 = tensor.type == "F32"
+    to_float = lib.ggml_get_type_traits(_NUMBERS[tensor.type]).to_float
+    why = "" if is_f32 or to_float else f"{tensor.type} cannot be read"
+    if lib.ggml_quantize_requires_imatrix(number):
+        why = "it needs an importance matrix; use one that needs none, such as 'q4_0' or 'q2_k'"
+    elif n_values % block:
+        why = (
+            f"it has blocks of {block} values, and a row has {n_values}; use a type with smaller "
+            "blocks, such as 'q4_0' or 'q8_0'"
+        )
+    if why:
+        raise UsageError(f"{tensor.name} cannot become {kind!r}: {why}")
+
+    def convert_part(rows: Rows) -> Rows:
+        values = rows.view(np.float32) if is_f32 else np.empty((len(rows), n_values), np.float32)
+        if not is_f32:
+            to_float(ffi.from_buffer(rows), ffi.from_buffer("float[]", values), values.size)
+        out = np.empty((len(rows), stored_bytes((n_values,), kind.upper())), dtype=np.uint8)
+        buffers = ffi.from_buffer("float[]", values), ffi.from_buffer(out)
+        lib.ggml_quantize_chunk(number, *buffers, 0, len(rows), n_values, ffi.NULL)
+        return out
+
+    def convert(rows: Rows) -> Rows:
+        if rows.size < _WORTH_THREADS:
+            return convert_part(rows)
+        n_threads = min(available_threads(), len(rows))
+        with ThreadPoolExecutor(n_threads) as pool:
+            return np.concatenate([*pool.map(convert_part, np.array_split(rows, n_threads))])
+
+    return convert
 
 
 def padded_data(

@@ -28,6 +28,7 @@ from pyllama_mtp.models.quantize import (
     WEIGHT_TYPES,
     Progress,
     padded_data,
+    row_converter,
     stored_bytes,
 )
 from pyllama_mtp.models.sidecar import NO_HEAD, in_head, same
@@ -157,7 +158,7 @@ def _write(
     padded = [-(-size // alignment) * alignment for size in sizes]
     start = _start(info, changes, tensors, stored, padded, alignment)
     check_room(path, len(start) + sum(padded))
-    data = (_pieces(info, tensor, name) for tensor, name in zip(tensors, stored, strict=True))
+    data = (_pieces(tensor, name) for tensor, name in zip(tensors, stored, strict=True))
     with replacing(path) as file:
         file.writelines(chain([start], padded_data(data, alignment, sum(padded), progress)))
     return path
@@ -172,16 +173,14 @@ def _stored(tensor: TensorEntry, kind: str | None) -> str:
     return kind.upper()
 
 
-def _pieces(info: GGUFInfo, tensor: TensorEntry, stored: str) -> Iterator[bytes]:
+def _pieces(tensor: TensorEntry, stored: str) -> Iterator[bytes]:
     """The bytes of a tensor, converted to the type that it is written in."""
     if stored != tensor.type:
-        from pyllama_mtp.llama.drafthead import HeadFile
-
-        file = HeadFile(info, stored.lower(), tensor)
-        step = max(1, _PIECE // tensor.shape[0])
-        for row in range(0, file.n_rows, step):
-            ids = np.arange(row, min(row + step, file.n_rows), dtype=np.int32)
-            yield file.rows(ids).data.tobytes()
+        convert, row = row_converter(tensor, stored.lower()), tensor.nbytes // tensor.n_rows
+        step = max(1, _PIECE // tensor.shape[0]) * row
+        for start in range(0, tensor.nbytes, step):
+            data = tensor.read((start, min(step, tensor.nbytes - start)))
+            yield convert(np.frombuffer(data, np.uint8).reshape(-1, row)).tobytes()
         return
     for start in range(0, tensor.nbytes, _PIECE):
         yield tensor.read((start, min(_PIECE, tensor.nbytes - start)))

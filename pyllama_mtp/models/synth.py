@@ -55,7 +55,7 @@ from gguf import GGUFWriter
 
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.files import cache_folder, check_room, check_target, complete
-from pyllama_mtp.models.draftvocab import CONTROL, NORMAL, UNUSED, byte_alphabet
+from pyllama_mtp.models.ggufheader import TensorEntry
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.quantize import (
     FILE_TYPES,
@@ -64,6 +64,7 @@ from pyllama_mtp.models.quantize import (
     check_types,
     choose_types,
     padded_data,
+    row_converter,
     stored_bytes,
 )
 from pyllama_mtp.models.shapes import (
@@ -75,6 +76,7 @@ from pyllama_mtp.models.shapes import (
     get_shape,
     model_tensors,
 )
+from pyllama_mtp.models.tokenizer import CONTROL, NORMAL, UNUSED, byte_alphabet
 from pyllama_mtp.settings import available_threads
 
 #: File types with all matrices in one type.
@@ -490,8 +492,10 @@ def tensor_chunks(spec: TensorSpec, tensor_type: str, seed: int, draw: Draw) -> 
         yield (draw.scale * _small_tensor(spec, rng, count)).astype("<f4").tobytes()
         return
     if tensor_type not in TENSOR_TYPES or (draw.passes and tensor_type in BLOCK_BYTES):
+        convert = row_converter(TensorEntry(spec.name, spec.shape, "F16", 0, 0), tensor_type)
         for chunk in tensor_chunks(spec, "f16", seed, draw):
-            yield _quantized(chunk, tensor_type, spec.shape[0])
+            rows = np.frombuffer(chunk, np.uint8).reshape(-1, 2 * spec.shape[0])
+            yield convert(rows).tobytes()
         return
     deviation = draw.scale / math.sqrt(spec.shape[0])
     step = CHUNK_BLOCKS if tensor_type in BLOCK_BYTES else CHUNK_BLOCKS * BLOCK
@@ -506,27 +510,6 @@ def tensor_chunks(spec: TensorSpec, tensor_type: str, seed: int, draw: Draw) -> 
             if draw.passes:
                 chunk = pass_embedding(chunk, start // row, n_rows, tensor_type)
             yield chunk
-
-
-def _quantized(chunk: bytes, tensor_type: str, n_per_row: int) -> bytes:
-    """Rows of F16 as the library quantizes them, on all threads."""
-    from pyllama_mtp.llama import native
-
-    library = native.load()
-    row_bytes = stored_bytes((n_per_row,), tensor_type.upper())
-
-    def quantize(rows: npt.NDArray[np.float32]) -> bytes:
-        into = library.ffi.new("char[]", len(rows) * row_bytes)
-        source = library.ffi.from_buffer("float[]", rows)
-        library.lib.ggml_quantize_chunk(
-            WEIGHT_TYPES[tensor_type], source, into, 0, len(rows), n_per_row, library.ffi.NULL
-        )
-        return bytes(library.ffi.buffer(into))
-
-    rows = np.frombuffer(chunk, "<f2").astype(np.float32).reshape(-1, n_per_row)
-    n_threads = min(available_threads(), len(rows))
-    with ThreadPoolExecutor(n_threads) as pool:
-        return b"".join(pool.map(quantize, np.array_split(rows, n_threads)))
 
 
 def _small_tensor(

@@ -11,7 +11,8 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.cli import modelfiles
-from pyllama_mtp.models.draftvocab import best, default_ranking, load, read_tokenizer
+from pyllama_mtp.drafting.vocabulary import best, default_ranking, load
+from pyllama_mtp.models.tokenizer import read_tokenizer
 
 from ..processes import Cli
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from pyllama_mtp import Model, Sampling
-from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
+from pyllama_mtp.sampling.sampler import Sampler
 
 TOKENS = np.arange(5, 13, dtype=np.int32)
 ALL = np.ones(8, dtype=np.int8)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 
 from pyllama_mtp import Model
+from pyllama_mtp.drafting.head import draft_head, set_draft_head
 from pyllama_mtp.errors import ContextClosedError, PyllamaMtpError
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
-from pyllama_mtp.llama.drafthead import set_draft_head
 
 N, DEPTH = 20, 3
 NAMES = ("drafts", "logits", "state")
@@ -40,7 +40,7 @@ class Round:
             n_rs_seq=DEPTH,
         )  # fmt: skip
         self.context = Context(model, options)
-        head = model.draft_head(600)
+        head = draft_head(model.info, 600)
         assert head
         set_draft_head(self.context, head.rows(), head.ids)
         self.context.decode_batch(batch_of([*range(100, 100 + N)], 0))

@@ -12,7 +12,6 @@ import pytest
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.memory import HOST
-from pyllama_mtp.models.draftvocab import byte_alphabet
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.shapes import SHAPES, TensorSpec, model_tensors
 from pyllama_mtp.models.synth import (
@@ -23,6 +22,7 @@ from pyllama_mtp.models.synth import (
     tensor_chunks,
     write_synthetic,
 )
+from pyllama_mtp.models.tokenizer import byte_alphabet
 
 from ..marks import usual
 from ..processes import Cli, RunPython

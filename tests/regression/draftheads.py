@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from pyllama_mtp import Generation, Model, Sampling, Session
+from pyllama_mtp.drafting.head import set_draft_head
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits, set_draft_head
+from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
 
 from ..trimmed import head_rows
 from .support import made_up, scaled, settings
@@ -97,6 +98,13 @@ def generated(
 
 def set_head(draft: Context, ids: Ints) -> None:
     set_draft_head(draft, head_rows(draft.model.info, ids), ids)
+
+
+def unset_head(draft: Context) -> None:
+    """The block's own head again, over the whole vocabulary."""
+    null = draft.library.ffi.NULL
+    draft.call(draft.library.lib.pyllama_mtp_set_draft_head, 0, null, 0, null, 0)
+    draft.draft_ids = None
 
 
 def assert_part(found: Floats, whole: Floats, ids: Ints) -> None:

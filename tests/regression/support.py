@@ -320,8 +320,8 @@ class Scripted(DepthController):
         assert all(0 <= rate <= 1 for rate in rates)
         return min(self._now[1], max(at_most, 0))
 
-    def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
-        assert 0 <= draft_s < total_s
+    def update(self, n_drafted: int, outcomes: Outcomes, total_s: float) -> None:
+        assert total_s > 0
         assert all(0 <= held <= min(usable, n_drafted) for usable, held in outcomes)
         asked = self.asked[-1] if self.asked else 0  # without a head nobody asks
         assert max(n_drafted, *(usable for usable, _ in outcomes)) <= asked

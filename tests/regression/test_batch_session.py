@@ -18,9 +18,9 @@ import pytest
 from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp import round as one_round
 from pyllama_mtp.drafting.choice import Drafting
-from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.sampling.sampler import Sampler
 from pyllama_mtp.telemetry import PHASES
 
 from ..marks import usual

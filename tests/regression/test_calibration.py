@@ -13,9 +13,11 @@ import pytest
 from pyllama_mtp import BatchSession, Model, Session, calibration
 from pyllama_mtp.drafting.depth import Costs
 from pyllama_mtp.drafting.drafter import HeadDrafter
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama import native
 from pyllama_mtp.machine import Threads
 from pyllama_mtp.measure.text import telemetry_lines
+from pyllama_mtp.round import speculate
 from pyllama_mtp.sequence import Drafts, Sequence
 
 from .support import cached, engine_of, greedy, settings
@@ -113,8 +115,19 @@ def test_what_changes_the_library_s_speed_is_measured_anew(
         assert len(files(folder)) == 4
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"1": {"verify": [0, -1], "draft": [0]}}', b"[]"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"1": {"verify": [0, -1], "draft": [0]}}',
+        b'{"1": {"verify": [0, 1], "draft": [0]}}',  # of another depth
+    ],
+)
 def test_a_damaged_file_is_measured_anew(demo: Model, folder: Path, damage: bytes) -> None:
+    with Session(demo, settings(3)):
+        assert not folder.exists(), "fixed depths measure nothing"
     with Session(demo, AUTO):
         (file,) = files(folder)
     whole = len(file.read_bytes())
@@ -124,19 +137,34 @@ def test_a_damaged_file_is_measured_anew(demo: Model, folder: Path, damage: byte
     assert len(file.read_bytes()) > whole / 2
 
 
-def test_a_folder_that_cannot_be_made(demo: Model, folder: Path) -> None:
+@pytest.mark.parametrize("home", [True, False])
+def test_nowhere_to_keep_it(
+    demo: Model, folder: Path, monkeypatch: pytest.MonkeyPatch, home: bool
+) -> None:
+    """A folder that cannot be made; no home, as in a container whose user is a number."""
     folder.parent.write_bytes(b"a file in its place")
+    if not home:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
     with Session(demo, AUTO) as session:
         assert costs_of(session).limit
 
 
-def test_a_user_without_a_home(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user is a number."""
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
-    with Session(demo, AUTO) as session:
-        assert costs_of(session).limit
+def test_a_round_is_what_is_measured(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No draft is accepted, and p_min stops none."""
+    rounds = []
+
+    def seen(engine: Engine, sequences: list[Sequence]) -> dict[str, float]:
+        times = speculate(engine, sequences)
+        rounds.append([(len(one.drafts.tokens), len(one.chosen)) for one in sequences])
+        return times
+
+    monkeypatch.setattr(calibration, "speculate", seen)
+    with BatchSession(demo, dataclasses.replace(AUTO, n_ubatch=32, p_min=0.9), 2) as session:
+        limit = engine_of(session).depth
+    assert {n for one in rounds for n, _ in one} >= {0, limit // 2, limit}
+    assert {n for one in rounds for _, n in one} == {1} and {len(one) for one in rounds} == {1, 2}
 
 
 def test_a_busy_machine_is_not_remembered(
@@ -195,8 +223,3 @@ def test_figures_say_why_fewer_are_drafted(
         assert "2 sequences: drafts do not pay here" in "\n".join(telemetry_lines(run.telemetry))
         run = session.generate([text[:20]], max_tokens=20, ignore_eos=True).run()
         assert run.telemetry.why_fewer_drafts == ""
-
-
-def test_fixed_depths_measure_nothing(demo: Model, folder: Path) -> None:
-    with Session(demo, settings(3)):
-        assert not folder.exists()

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
-from pyllama_mtp.drafting.sampling import MOST_CANDIDATES
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.sampling.sampler import MOST_CANDIDATES
 
 from .support import made_up, settings
 from .test_greedy_tokens import edited
@@ -95,7 +95,7 @@ def test_sampling_among_them_is_sampling_among_all(
     """The same seed gives the same text, whether the samplers get k logits or all."""
     texts, copied = [], []
     for most in (MOST_CANDIDATES, 0):
-        monkeypatch.setattr("pyllama_mtp.drafting.sampling.MOST_CANDIDATES", most)
+        monkeypatch.setattr("pyllama_mtp.sampling.sampler.MOST_CANDIDATES", most)
         with Session(demo, settings(depth)) as session:
             for seed in range(5):
                 drawn = replace(WARM, top_k=top_k, seed=seed)

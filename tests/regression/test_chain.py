@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.drafting.head import set_draft_head
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits, set_draft_head
+from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
 
 from ..marks import usual
 from ..trimmed import head_rows

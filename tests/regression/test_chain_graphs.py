@@ -10,7 +10,7 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, reserve_rounds
+from pyllama_mtp.llama.drafts import compute_drafts, reserve_rounds
 
 from ..marks import usual
 from .support import made_up, scaled

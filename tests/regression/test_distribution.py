@@ -16,7 +16,7 @@ import pytest
 from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp import round as one_round
 from pyllama_mtp.drafting.drafter import HeadDrafter
-from pyllama_mtp.drafting.sampling import Sampler
+from pyllama_mtp.sampling.sampler import Sampler
 from pyllama_mtp.sequence import Drafts
 
 from .distributions import OTHER, PLAIN, WAYS, Exact, compare, reference

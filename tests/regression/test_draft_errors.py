@@ -10,6 +10,7 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_mtp import Model
+from pyllama_mtp.drafting.head import set_draft_head
 from pyllama_mtp.errors import (
     FatalDecodeError,
     InvalidBatchError,
@@ -19,7 +20,7 @@ from pyllama_mtp.errors import (
 )
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, reserve_rounds, set_draft_head
+from pyllama_mtp.llama.drafts import compute_drafts, reserve_rounds
 
 from ..trimmed import head_rows
 from .support import made_up

@@ -8,7 +8,7 @@ import pytest
 from pyllama_mtp import Model, Session
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits
+from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
 from pyllama_mtp.settings import MOST_TOKENS
 
 from .support import N_CTX, assert_same_tokens, greedy, settings

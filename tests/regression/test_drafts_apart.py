@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
-from pyllama_mtp.drafting.acceptance import Distribution
-from pyllama_mtp.drafting.sampling import Sampler
+from pyllama_mtp.drafting.head import draft_head, set_draft_head
 from pyllama_mtp.errors import PromptFileError, UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
-from pyllama_mtp.llama.drafthead import set_draft_head
 from pyllama_mtp.models.architectures import ARCHITECTURES
+from pyllama_mtp.sampling.acceptance import Distribution
+from pyllama_mtp.sampling.sampler import Sampler
 
 from .. import architectures
 from ..architectures import write_model
@@ -90,7 +90,7 @@ def test_drafts_are_those_of_the_whole_text(
     with Session(other, chosen) as session:
         found = session.generate(prompt, max_tokens=16, ignore_eos=True).run().tokens
     assert found == alone(other, prompt, 16)
-    head, text = other.draft_head(vocabulary), [*prompt, *found]
+    head, text = draft_head(other.info, vocabulary), [*prompt, *found]
     among = head.ids if head else np.arange(other.n_vocab, dtype=np.int32)
     assert len(among) == (other.n_vocab if vocabulary == "full" else vocabulary)
     assert {len(drafts) for drafts in recorded.rounds} == {depth}
@@ -160,7 +160,7 @@ def test_a_draft_vocabulary_that_follows_the_text(other: Model, option: dict[str
 def test_drafts_are_drawn_from_a_part_of_the_vocabulary(
     other: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head, seen, propose = other.draft_head(256), list[Floats](), Sampler.propose
+    head, seen, propose = draft_head(other.info, 256), list[Floats](), Sampler.propose
 
     def noted(sampler: Sampler, logits: Floats, ids: Ints | None) -> tuple[int, Distribution]:
         seen.append(logits.copy())

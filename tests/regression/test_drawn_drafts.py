@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.drafting.head import set_draft_head
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits, set_draft_head
+from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
 
 from ..trimmed import head_rows
 from .support import made_up, scaled

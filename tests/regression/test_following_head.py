@@ -4,18 +4,17 @@ text: more drafts are accepted, and the text stays what it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session
+from pyllama_mtp.drafting.head import HeadRows, draft_head, replace_draft_rows, set_draft_head
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import HeadRows, draft_head, replace_draft_rows, set_draft_head
-from pyllama_mtp.models.ggufinfo import read_gguf
 
 from ..trimmed import head_rows, write_trimmed
 from ..workers import worker
@@ -134,57 +133,48 @@ def test_on_a_device(model: Model) -> None:
 
 # -- refusals --------------------------------------------------------------------------------------
 
-WRONG = {
-    "a slot below 0": ([-1, 3], [5, 9]),
-    "a slot too large": ([3, 100], [5, 9]),
-    "a token below 0": ([3, 4], [5, -1]),
-    "a token too large": ([3, 4], [5, 2048]),
-    "a slot twice": ([3, 3], [5, 9]),
-    "a token twice": ([3, 4], [5, 5]),
-    "a token that has a row elsewhere": ([3, 4], [5, int(IDS[0])]),
+#: Slots, tokens and data of two rows that do not go together with a head of 100 rows.
+WRONG: dict[str, dict[str, Any]] = {
+    "a slot below 0": {"slots": [-1, 3]},
+    "a slot too large": {"slots": [3, 100]},
+    "a slot twice": {"slots": [3, 3]},
+    "more slots": {"slots": [3, 4, 5]},
+    "a token below 0": {"ids": [5, -1]},
+    "a token too large": {"ids": [5, 2048]},
+    "a token twice": {"ids": [5, 5]},
+    "a token that has a row elsewhere": {"ids": [5, int(IDS[0])]},
+    "fewer rows": {"data": lambda rows: rows[:-1]},
+    "short rows": {"data": lambda rows: rows[:, :-2]},
+    "more rows": {"data": lambda rows: np.tile(rows, (2, 1))},
 }
 
 
-@pytest.fixture
-def draft(demo: Model) -> Iterator[Context]:
-    """A context with a head that a refusal must not change."""
-    with context(demo) as found:
-        set_head(found, IDS)
-        before = logits_of(found)
-        yield found
-        assert found.draft_ids is not None and found.draft_ids.tolist() == IDS.tolist()
-        assert logits_of(found).tobytes() == before.tobytes()
+def test_rows_that_do_not_fit_change_nothing(demo: Model) -> None:
+    rows = head_rows(demo.info, np.array([5, 9], dtype=np.int32))
+    with context(demo) as draft:
+        set_head(draft, IDS)
+        before = logits_of(draft)
+        for name, wrong in WRONG.items():
+            data = wrong["data"](rows.data) if "data" in wrong else rows.data
+            slots, ids = np.array(wrong.get("slots", [3, 4])), np.array(wrong.get("ids", [5, 9]))
+            with pytest.raises(UsageError, match=r"no row is replaced: |3 slots for 2 tokens"):
+                replace_draft_rows(draft, slots, ids, HeadRows(rows.type, data, rows.name))
+            assert draft.draft_ids is not None and draft.draft_ids.tolist() == IDS.tolist(), name
+        assert logits_of(draft).tobytes() == before.tobytes()
 
 
-@pytest.mark.parametrize(("slots", "ids"), WRONG.values(), ids=WRONG)
-def test_what_does_not_exist(draft: Context, slots: list[int], ids: list[int]) -> None:
-    rows = head_rows(draft.model.info, np.array([5, 9], dtype=np.int32))
-    with pytest.raises(UsageError, match=r"no row is replaced: .*rows of a draft head"):
-        replace_draft_rows(draft, np.array(slots), np.array(ids), rows)
-
-
-def test_sizes_that_do_not_fit(draft: Context) -> None:
-    rows = head_rows(draft.model.info, NEW)
-    for data in (rows.data[:-1], rows.data[:, :-2], np.tile(rows.data, (2, 1))):
-        with pytest.raises(UsageError, match="no row is replaced"):
-            replace_draft_rows(draft, SLOTS, NEW, HeadRows(rows.type, data, rows.name))
-    with pytest.raises(UsageError, match="5 slots for 4 tokens"):
-        replace_draft_rows(draft, SLOTS, NEW[:4], rows)
-
-
-def test_without_a_head_that_was_set(demo: Model, demo_file: Path, tmp_path: Path) -> None:
+def test_a_head_that_was_not_set(demo: Model, demo_file: Path, tmp_path: Path) -> None:
     """The trimmed head of a file belongs to the model: its rows cannot be replaced either."""
-    with context(demo) as whole, pytest.raises(UsageError, match="no row is replaced"):
-        replace(whole)
     file = write_trimmed(demo_file, tmp_path / "trimmed.gguf", IDS, IDS)
-    with Model(file) as model, context(model) as trimmed:
+    with Model(file) as model, context(demo) as whole, context(model) as trimmed:
         set_draft_head(trimmed, None, IDS)
-        before = logits_of(trimmed)
-        with pytest.raises(UsageError, match="no row is replaced"):
-            replace(trimmed)
-        assert logits_of(trimmed).tobytes() == before.tobytes()
-    head = draft_head(read_gguf(file), "auto")
-    assert head and head.ranked is None
+        for draft in (whole, trimmed):
+            before = logits_of(draft)
+            with pytest.raises(UsageError, match="no row is replaced"):
+                replace(draft)
+            assert logits_of(draft).tobytes() == before.tobytes()
+        head = draft_head(model.info, "auto")
+        assert head and head.ranked is None
 
 
 # -- generations -----------------------------------------------------------------------------------
@@ -228,7 +218,7 @@ def test_several_sequences(demo: Model, prompts: list[list[int]]) -> None:
             each = [result.telemetry.draft_vocab for result in batch.results]
             missing = missing_from(session)
             session.generate([missing * 3], max_tokens=1).run()
-            ids, head = draft_ids(session), demo.draft_head(256)
+            ids, head = draft_ids(session), draft_head(demo.info, 256)
         assert np.isin(missing, ids).all() == follow
         assert head and np.array_equal(np.sort(ids), head.ids) != follow
     assert found[False][0] == found[True][0]

@@ -11,7 +11,7 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits
+from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
 
 from .support import made_up
 from .test_round_at_once import round_of

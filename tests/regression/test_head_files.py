@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.drafting.headrows import read_bytes
 from pyllama_mtp.memory import resolve, simulate
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.sidecar import NO_HEAD
@@ -79,15 +78,6 @@ def test_its_own_lm_head_is_what_drafts_come_from(demo_file: Path, tmp_path: Pat
     for vocab in ("auto", 700):
         found = drafted(demo_file, head, draft_vocab=vocab)
         assert {pair.drafted for _, _, _, pairs in found for pair in pairs} == {0}
-
-
-def test_what_a_draft_reads(files: Files) -> None:
-    """A draft reads the block except its LM head and its embedding, of which it takes one row."""
-    info = read_gguf(files.trunk, files.head)
-    block = {t.name: t.nbytes for t in info.tensors if t.name.startswith(f"blk.{info.n_layer}.")}
-    for name in ("shared_head_head", "embed_tokens"):
-        block.pop(f"blk.{info.n_layer}.nextn.{name}.weight", None)
-    assert read_bytes(info) == (read_bytes(read_gguf(files.whole))[0], sum(block.values()))
 
 
 def test_memory_counts_it(files: Files) -> None:

@@ -11,15 +11,14 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from pyllama_mtp import Model, Session
+from pyllama_mtp.drafting import head as drafthead
+from pyllama_mtp.drafting.head import draft_head, set_draft_head
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama import drafthead
-from pyllama_mtp.llama.drafthead import HeadFile, draft_head, set_draft_head
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import HEAD_TYPES
 
-from ..marks import usual
 from ..trimmed import head_rows, write_trimmed
 from .draftheads import context, logits_of, set_head
 from .support import draft_ids, greedy, settings
@@ -76,13 +75,13 @@ def test_slices(
     with caplog.at_level(logging.INFO, "pyllama_mtp"):
         assert head_rows(demo.info, ids, "q4_0").data.tobytes() == wanted.tobytes()
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == -(-len(ids) // 100) and "Q4_0: 52 %" in " ".join(said)
+    assert len(said) == -(-len(ids) // 100) and "Q4_0: 54 %" in " ".join(said)
 
 
 @pytest.mark.parametrize("vocab", ["full", 512])
 def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -> None:
     """An F32 head of the dequantized rows gives them too, to the rounding of activations."""
-    head = demo.draft_head(vocab, "q8_0")
+    head = draft_head(demo.info, vocab, "q8_0")
     rows = head.rows() if head else None
     assert head and rows
     with context(demo) as draft:
@@ -100,37 +99,29 @@ def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    usual(
-        ("q8_0", {"draft_sampling": True}),
-        ("q4_0", {"draft_vocab": 512}),
-        long=[(kind, {}) for kind in ("q8_0", "q4_0", "mxfp4")],
-    ),
+    [("q8_0", {"draft_vocab": "full", "draft_sampling": True}), ("q4_0", {"draft_vocab": 512})],
 )
 def test_the_text_is_the_same(
     demo: Model, demo_prompts: list[str], kind: str, options: dict[str, object]
 ) -> None:
     """Drafts are still accepted far more often than by chance."""
-    chosen = {"draft_vocab": "full", **options}
     texts, shares = [], []
     for type_ in ("file", kind):
-        accepted = drafted = 0
-        with Session(demo, settings(3, draft_head_type=type_, **chosen)) as session:
+        with Session(demo, settings(3, draft_head_type=type_, **options)) as session:
             runs = [greedy(session, prompt, 24) for prompt in demo_prompts[:5]]
             ids = draft_ids(session)
-        for run in runs:
-            accepted += sum(run.telemetry.accepted)
-            drafted += sum(run.telemetry.drafted)
+        told = [run.telemetry for run in runs]
+        shares.append(sum(sum(t.accepted) for t in told) / sum(sum(t.drafted) for t in told))
         texts.append([run.tokens for run in runs])
-        shares.append(accepted / drafted)
     assert texts[0] == texts[1]
-    assert len(ids) == (512 if "draft_vocab" in options else demo.n_vocab)
+    assert ids is not None and len(ids) == (512 if kind == "q4_0" else demo.n_vocab)
     assert shares[1] > 0.7 * shares[0] > 0.1
 
 
 def test_the_files_own_type_over_the_whole_vocabulary(demo: Model) -> None:
     """Nothing to convert: no second head in memory."""
-    assert demo.draft_head("full", "f16") is None
-    assert demo.draft_head("full", "file") is None
+    assert draft_head(demo.info, "full", "f16") is None
+    assert draft_head(demo.info, "full", "file") is None
 
 
 @pytest.mark.parametrize("vocab", ["full", 512])
@@ -146,7 +137,7 @@ def test_memory_of_a_type(demo: Model, vocab: str | int) -> None:
 REFUSED = {
     "iq2_xxs": "importance matrix; use one that needs none",
     "iq1_s": "importance matrix",
-    "q4_k": "blocks of 256 values, and a row of token_embd.weight has 192",
+    "q4_k": "token_embd.weight cannot .*: it has blocks of 256 values, and a row has 192",
     "iq4_xs": "blocks of 256",
 }
 
@@ -166,4 +157,4 @@ def test_a_trimmed_head_of_a_file(demo_file: Path, tmp_path: Path) -> None:
     head = draft_head(info, 300, "q4_0")
     rows = head.rows() if head else None
     assert rows and rows.type == GGMLQuantizationType.Q4_0
-    assert HeadFile(info).name == "token_embd.weight"
+    assert rows.name == "token_embd.weight"

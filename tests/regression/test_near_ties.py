@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
-from pyllama_mtp.drafting.sampling import NEAR_TIE
 from pyllama_mtp.measure.text import telemetry_lines
+from pyllama_mtp.sampling.sampler import NEAR_TIE
 from pyllama_mtp.telemetry import NearTie
 
 from .support import last_logits, made_up, settings

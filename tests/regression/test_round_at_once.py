@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.drafting.head import draft_head, set_draft_head
 from pyllama_mtp.errors import InvalidBatchError
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, set_draft_head
+from pyllama_mtp.llama.drafts import compute_drafts
 
 from ..adapters import write_adapter
 from .support import c_call, made_up
@@ -46,7 +47,7 @@ def test_as_one_after_the_other(model: Model, n_seqs: int, head: bool, greedy: b
     options = {"n_seq_max": n_seqs, "unified": n_seqs > 1, "n_rs_seq": DEPTH}
     with context(model, **options) as one, context(model, **options) as other:
         for found in (one, other):
-            if head and (rows := model.draft_head(300)):
+            if head and (rows := draft_head(model.info, 300)):
                 set_draft_head(found, rows.rows(), rows.ids)
             found.set_greedy(greedy)
             for seq in range(n_seqs):

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session
-from pyllama_mtp.drafting.sampling import Constraint, Sampler
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.sampling.sampler import Constraint, Sampler
 
 from ..marks import usual
 from .distributions import PLAIN, WAYS, Doubles, Exact, Text, compare

@@ -20,7 +20,7 @@ from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts
+from pyllama_mtp.llama.drafts import compute_drafts
 
 from ..marks import usual
 from .support import EDGES, N_BATCH, N_UBATCH, scaled

@@ -15,21 +15,32 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp.drafting.head import draft_head, set_draft_head
+from pyllama_mtp.drafting.vocabulary import Ranking, save
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import compute_drafts, draft_logits, set_draft_head, use_own_head
+from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
 from pyllama_mtp.memory import resolve, simulate
-from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
 from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_ids
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.models.tokenizer import read_tokenizer
 
 from ..marks import usual
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
 from ..trimmed import head_rows, rewrite, tensors_of, write_trimmed
-from .draftheads import NEWEST, context, drafted, generated, logits_of, set_head, tokens_of
+from .draftheads import (
+    NEWEST,
+    context,
+    drafted,
+    generated,
+    logits_of,
+    set_head,
+    tokens_of,
+    unset_head,
+)
 from .support import computed_by, engine_of, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import every
@@ -61,7 +72,7 @@ def vocab(demo_file: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def ids(demo: Model, vocab: str) -> Ints:
-    head = demo.draft_head(vocab)
+    head = draft_head(demo.info, vocab)
     assert head and len(head.ids) > 1300 and (head.ids != np.arange(len(head.ids))).mean() > 0.9
     return head.ids
 
@@ -158,7 +169,7 @@ def test_one_head_after_another(trimmed: Model, demo: Model, ids: Ints) -> None:
             set_head(wanted, ids)
             set_draft_head(found, None, ids)
             assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
-        use_own_head(found)
+        unset_head(found)
         assert logits_of(found).tobytes() == at_first.tobytes()
 
 
@@ -176,27 +187,18 @@ def test_nothing_is_copied(trimmed: Model, demo: Model, ids: Ints) -> None:
 # -- generation ------------------------------------------------------------------------------------
 
 
-Result = tuple[list[list[int]], list[int]]
-
-
 def drafting(
     model: Model, prompts: Sequence[Sequence[int]], seen: list[int], **options: Any
-) -> Result:
+) -> tuple[list[list[int]], list[int]]:
     """Tokens after each prompt, and all drafts."""
     seen.clear()
     return [run.tokens for run in generated(model, prompts, **options)], seen.copy()
 
 
-OPTIONS: dict[str, dict[str, object]] = {
-    "picked": {},
-    "a probability": {"p_min": 0.4},
-    "drawn": {"draft_sampling": True, "sampling": Sampling(temperature=0.8, seed=5)},
-}
+DRAWN = {"draft_sampling": True, "sampling": Sampling(temperature=0.8, seed=5)}
 
 
-@pytest.mark.parametrize(
-    "options", usual(OPTIONS["picked"], long=[OPTIONS["drawn"], OPTIONS["a probability"]])
-)
+@pytest.mark.parametrize("options", usual({}, long=[DRAWN]))
 def test_the_same_drafts(
     demo: Model,
     trimmed: Model,
@@ -208,21 +210,18 @@ def test_the_same_drafts(
     vocab: str,
     options: dict[str, Any],
 ) -> None:
-    """As with a draft head over the same tokens, one by one, whatever the order and type of d2t;
-    and the same tokens, which at temperature 0 are those of plain decoding."""
+    """As with a draft head over the same tokens, one by one, whatever the order of d2t; and the
+    same tokens, which at temperature 0 are those of plain decoding."""
     prompts = prompts[::3]
     wanted = drafting(demo, prompts, seen, draft_vocab=vocab, **options)
     assert len(wanted[1]) > 20
     assert drafting(trimmed, prompts, seen, **options) == wanted
-    with Model(make(demo_file, ids, np.int32)) as other:
-        assert drafting(other, prompts, seen, **options) == wanted
-    drawn = "sampling" in options
-    if not drawn:
+    if not options:
         plain, none = drafting(demo, prompts, seen, depth=0)
         assert wanted[0] == plain and not none
         order = np.random.default_rng(4).permutation(len(ids))
         with Model(make(demo_file, ids[order])) as other:
-            assert drafting(other, prompts, seen, **options) == wanted
+            assert drafting(other, prompts, seen) == wanted
 
 
 def test_other_tokens_than_the_files(
@@ -236,14 +235,11 @@ def test_other_tokens_than_the_files(
             Session(trimmed, settings(3, draft_vocab=every_token))
 
 
-def test_without_the_head(
-    demo: Model, make: Make, demo_file: Path, prompts: list[list[int]], seen: list[int], ids: Ints
-) -> None:
-    with Model(make(demo_file, ids), mtp=False) as model:
+def test_without_the_head(demo: Model, trimmed: Model, prompts: list[list[int]]) -> None:
+    with Model(trimmed.path, mtp=False) as model:
         assert not model.has_mtp
-        found = drafting(model, prompts[:2], seen, depth=0)
-        assert model.draft_head("auto") is not None  # of the file, which is as it was
-    assert found == drafting(demo, prompts[:2], seen, depth=0)
+        found, plain = (generated(one, prompts[:2], depth=0) for one in (model, demo))
+    assert [run.tokens for run in found] == [run.tokens for run in plain]
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -103,7 +103,8 @@ def test_either_sync_gives_what_upstream_gives(
 #: part of the vocabulary, and with its head in another file.
 LACKING = """
 from pyllama_mtp.errors import PyllamaMtpError
-from pyllama_mtp.llama.drafthead import HeadFile, compute_drafts, reserve_rounds, set_draft_head
+from pyllama_mtp.drafting.head import HeadFile, set_draft_head
+from pyllama_mtp.llama.drafts import compute_drafts, reserve_rounds
 
 demo, moe, trimmed, apart = sys.argv[1:5]
 requested = json.loads(sys.argv[5])

@@ -16,7 +16,7 @@ from pyllama_mtp import Model, Session
 from pyllama_mtp.llama.batch import Batch, Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions, Node
-from pyllama_mtp.llama.drafthead import compute_drafts
+from pyllama_mtp.llama.drafts import compute_drafts
 from pyllama_mtp.llama.native import Owned
 
 from . import kvstate

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.drafting.head import set_draft_head
 from pyllama_mtp.llama import rpc
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import set_draft_head
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..regression.twocontexts import TwoContexts, agree, context, drafts_of, one_sequence

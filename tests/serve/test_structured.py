@@ -13,7 +13,7 @@ import numpy as np
 import openai
 import pytest
 
-from pyllama_mtp.drafting.sampling import Constraint
+from pyllama_mtp.sampling.sampler import Constraint
 
 from .conftest import Running
 from .support import QUESTIONS, chat

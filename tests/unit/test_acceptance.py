@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyllama_mtp.drafting.acceptance import SyntheticAcceptance, accept_best
 from pyllama_mtp.drafting.drafter import top_probability
+from pyllama_mtp.sampling.acceptance import SyntheticAcceptance, accept_best
 
 
 class Rows:

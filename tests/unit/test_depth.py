@@ -69,7 +69,7 @@ def generate(
         took = round_time(costs, asked) + (0.02 if asked != last else 0.0)
         if isinstance(chooser, DepthController):
             noise = math.exp(draw.gauss(0.0, 0.05)) * (3 if draw.random() < 0.02 else 1)
-            chooser.update(asked, [(asked, n_held)], costs.draft[asked] * noise, took * noise)
+            chooser.update(asked, [(asked, n_held)], took * noise)
         total, position, last = total + took, position + n_held + 1, asked
     return total
 
@@ -113,8 +113,11 @@ def test_as_fast_as_the_best_fixed_depth(n_tokens: int, typical: float, least: f
 
 def test_text_that_changes() -> None:
     """Predictable and unpredictable parts of 60 tokens in turns."""
-    for costs in TABLES.values():
-        assert share(costs, lambda at: (0.95 if at // 60 % 2 else 0.4,) * LIMIT, 448) > 0.93
+    found = [
+        share(costs, lambda at: (0.95 if at // 60 % 2 else 0.4,) * LIMIT, 448)
+        for costs in TABLES.values()
+    ]
+    assert mean(found) > 0.97 and min(found) > 0.92
 
 
 def test_a_memory_that_was_faster_when_costs_were_measured() -> None:
@@ -137,7 +140,7 @@ def one_round(controller: DepthController, costs: Costs, held: float = 1.0, n: i
     """A round of `n` sequences in exactly the time of the table; this share of drafts held."""
     asked = controller.choose(n_sequences=n)
     outcomes = [(asked, int(held * asked))] * n
-    controller.update(asked, outcomes, costs.draft[asked], round_time(costs, asked))
+    controller.update(asked, outcomes, round_time(costs, asked))
     return asked
 
 
@@ -176,7 +179,7 @@ def test_drafting_that_stops_by_itself_is_reckoned_with() -> None:
     assert controller.choose() > 0
     for _ in range(100):
         asked = controller.choose()
-        controller.update(0, [(asked, 0)], costs.draft[min(1, asked)], 1.35)
+        controller.update(0, [(asked, 0)], 1.35)
     assert controller.depth() == 0
 
 
@@ -186,7 +189,7 @@ def test_each_number_of_sequences_has_costs_of_its_own() -> None:
     controller = DepthController(LIMIT, costs)
     for i in range(50):
         controller.choose()
-        controller.update(6, [(6, (6, 1, 3, 2)[i % 4])], 0.36, 1.56)
+        controller.update(6, [(6, (6, 1, 3, 2)[i % 4])], 1.56)
     depths = [controller.depth(n) for n in (1, 2, 4, 8, 16)]
     assert depths == sorted(depths, reverse=True) and depths[0] > depths[-1] == 0
     between = CostModel(LIMIT, costs).costs(2).verify[3]
@@ -204,7 +207,7 @@ def test_outcomes_of_all_sequences_count() -> None:
         for _ in range(200):
             depth = controller.choose(n_sequences=4)
             outcomes = [(depth, depth if i < n_good else 0) for i in range(4)]
-            controller.update(depth, outcomes, costs.draft[depth], round_time(costs, depth))
+            controller.update(depth, outcomes, round_time(costs, depth))
         depths.append(controller.depth(4))
     assert depths[0] > depths[1] == 0
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.drafting.acceptance import point
 from pyllama_mtp.drafting.choice import cut
-from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.request import Request
+from pyllama_mtp.sampling.acceptance import point
+from pyllama_mtp.sampling.sampler import Sampler
 from pyllama_mtp.sequence import Drafts, Sequence
 
 from ..fakes import like

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Settings, Telemetry
-from pyllama_mtp.drafting import headrows
-from pyllama_mtp.drafting.headrows import Following, follows
-from pyllama_mtp.llama.drafthead import DraftHead, HeadFile, replace_draft_rows
+from pyllama_mtp.drafting import head as drafthead
+from pyllama_mtp.drafting.head import (
+    DraftHead,
+    Following,
+    HeadFile,
+    follows,
+    replace_draft_rows,
+)
 
 from ..fakes import like, parameters
 
@@ -61,7 +66,7 @@ class Both:
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> Both:
-    monkeypatch.setattr(headrows, "replace_draft_rows", replace_rows)
+    monkeypatch.setattr(drafthead, "replace_draft_rows", replace_rows)
     return Both()
 
 
@@ -106,8 +111,8 @@ def test_those_in_use_give_way_when_all_are(both: Both) -> None:
 
 def test_rows_per_round_and_prompt(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """The most frequent tokens, of equals the ones that came last; what is left out comes later."""
-    monkeypatch.setattr(headrows, "MOST_PER_ROUND", 2)
-    monkeypatch.setattr(headrows, "MOST_PER_PROMPT", 3)
+    monkeypatch.setattr(drafthead, "MOST_PER_ROUND", 2)
+    monkeypatch.setattr(drafthead, "MOST_PER_PROMPT", 3)
     assert both.see(51, 53, 53, 55, 57) == [53, 57]
     assert both.see(61, 63, 65, 67, 61, prompt=True) == [61, 67, 65]
     assert both.see(51) == [51]

@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 import pytest
 
+from pyllama_mtp.drafting.head import HeadRows
 from pyllama_mtp.errors import ModelFileError
-from pyllama_mtp.llama.drafthead import HeadRows
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 
@@ -72,18 +72,14 @@ def test_the_block_has_a_head_of_its_own(tmp_path: Path, kind: str) -> None:
     assert np.array_equal(found.data, data[ids])
 
 
-@pytest.mark.parametrize("ids", [[0, 2048], [-1, 5]])
-def test_rows_that_a_head_has_not(demo_file: Path, ids: list[int]) -> None:
-    message = f"token_embd.weight has 2048 rows, wanted are {ids[0]} to {ids[1]}"
-    with pytest.raises(ModelFileError, match=message):
-        head_rows(demo_file, np.array(ids, np.int32))
-
-
-def test_a_file_without_a_head(tmp_path: Path) -> None:
+def test_rows_that_a_file_has_not(demo_file: Path, tmp_path: Path) -> None:
+    for ids in ([0, 2048], [-1, 5]):
+        message = f"token_embd.weight has 2048 rows, wanted are {ids[0]} to {ids[1]}"
+        with pytest.raises(ModelFileError, match=message):
+            head_rows(demo_file, np.array(ids, np.int32))
     tensors = {"output_norm.weight": (np.ones(32, np.float32), None)}
-    path = write_bare(tmp_path / "m.gguf", ["a"], [1], ["a b"], tensors)
     with pytest.raises(ModelFileError, match="has no LM head"):
-        head_rows(path, IDS)
+        head_rows(write_bare(tmp_path / "m.gguf", ["a"], [1], ["a b"], tensors), IDS)
 
 
 def test_a_type_whose_blocks_do_not_fit_a_row(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_not_where_the_head_is_faster() -> None:
     controller = DepthController(LIMIT, {1: free})
     for _ in range(40):
         depth = controller.choose()
-        controller.update(depth, [(depth, depth)], 0.0, free.verify[depth + 1])
+        controller.update(depth, [(depth, depth)], free.verify[depth + 1])
     assert controller.depth() == LIMIT
     assert controller.lookup_depth([0.9] * LIMIT, LIMIT) == 0
 

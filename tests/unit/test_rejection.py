@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_mtp.drafting import acceptance
-from pyllama_mtp.drafting.acceptance import (
+from pyllama_mtp.errors import FatalDecodeError, UsageError
+from pyllama_mtp.sampling import acceptance
+from pyllama_mtp.sampling.acceptance import (
     Distribution,
     accept_sampled,
     draft_distribution,
@@ -27,7 +28,6 @@ from pyllama_mtp.drafting.acceptance import (
     residual,
     softmax,
 )
-from pyllama_mtp.errors import FatalDecodeError, UsageError
 from pyllama_mtp.settings import Sampling
 
 from ..marks import usual

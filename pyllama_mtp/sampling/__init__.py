@@ -1,0 +1,1 @@
+"""How tokens are chosen: samplers, and which drafts hold."""
