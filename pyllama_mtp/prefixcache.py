@@ -201,8 +201,13 @@ class PrefixCache:
         if parts:
             self._store(sequence)
         if isinstance(source, Stored) and text:
-            with self.store.trying(source, place.n - start.n):
+            try:
                 self.put_back(sequence, text)
+            except Exception as error:
+                self.store.drop(source.name, error)  # or it would be tried again
+                raise
+            self.store.hits += 1
+            self.store.n_saved += place.n - start.n
             parts = len(text.tokens) - place.n >= TAIL
         elif isinstance(source, Sequence):
             self._copy(source, sequence, place.n)

@@ -13,9 +13,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,23 +153,11 @@ class PromptStore:
                 prompt.check_tokens(self._model)
                 os.utime(path)
             except (OSError, PyllamaMtpError) as error:
-                self._drop(text.name, error)
+                self.drop(text.name, error)
                 return None
         elif len(prompt.tokens) - n < TAIL:
             self._forget_states(text)
         return prompt
-
-    @contextmanager
-    def trying(self, text: Stored, n: int) -> Iterator[None]:
-        """A block that puts a stored text into a context, which saves `n` tokens; one that fails is
-        not tried again."""
-        try:
-            yield
-        except Exception as error:
-            self._drop(text.name, error)
-            raise
-        self.hits += 1
-        self.n_saved += n
 
     def _look(self) -> None:
         """Find files that others have written, or that are gone, if the folder has changed."""
@@ -189,7 +177,7 @@ class PromptStore:
                 try:
                     prompt = promptfile.read(self._path(name), self._identity(), states=False)
                 except PromptFileError as error:
-                    self._drop(name, error)
+                    self.drop(name, error)
                 else:
                     self._texts[name] = Stored(prompt, name, in_memory=False)
         for name in self._texts.keys() - names:
@@ -208,8 +196,8 @@ class PromptStore:
         assert self._folder
         return self._folder / f"{name}{SUFFIX}"
 
-    def _drop(self, name: str, why: object) -> None:
-        """Forget a text whose file cannot be used, and the file."""
+    def drop(self, name: str, why: object) -> None:
+        """Forget a text that cannot be used, and its file."""
         log.warning("a stored prompt is not used: %s", why)
         self._texts.pop(name, None)
         if self._folder and not isinstance(why, InsufficientMemoryError):
