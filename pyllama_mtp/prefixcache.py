@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from .checkpoints import LONG_GRAPH, TAIL, Checkpoint, Checkpoints
 from .drafting.choice import Drafting
+from .drafting.drafter import Drafter
 from .errors import FatalDecodeError, InsufficientMemoryError, PromptFileError, PyllamaMtpError
 from .llama.batch import SEQ
 from .llama.context import Context
@@ -82,6 +83,26 @@ class Place:
     n: int = 0
 
 
+def identity_of(target: Context, head: Drafter, settings: Settings) -> dict[str, str | int]:
+    """The identity of texts that fit a context; see :class:`.ProcessedPrompt`."""
+    model, name = target.model, "apart or none"
+    if 0 < head.n_blocks < (model.info.most_drafts or 1):
+        name = f"apart, {head.n_blocks} of its blocks"  # no more drafts were wanted
+    # A name that only one side has is a difference: these two are left out where they are empty.
+    further = {"lora": model.adapters.names, "rope": json.dumps(settings.rope.given)}
+    return {
+        **{key: text for key, text in further.items() if text not in ("", "{}")},
+        "model": fingerprint(model.info),
+        "weights": weights_sample(model.info),
+        "llama.cpp": str(target.library.stamp.get("upstream_commit", "")),
+        "cache_type_k": settings.cache_type_k,
+        "cache_type_v": settings.cache_type_v,
+        "flash_attn": settings.flash_attn,
+        "hidden": settings.hidden,
+        "mtp": _IN_TRUNK if target.options.with_mtp else name,
+    }
+
+
 def _loses(sequence: Sequence, start: int) -> bool:
     """Whether a text worth keeping is lost, if the first `start` tokens of it stay: not if it is
     short, nor if most of its prompt stays."""
@@ -96,18 +117,20 @@ class PrefixCache:
     Attributes:
         sequences: by their numbers in the contexts.
         store: of texts that have left them.
+        identity: gives that of the texts; see :func:`identity_of`.
     """
 
     def __init__(
         self, target: Context, drafting: Drafting, settings: Settings, n_sequences: int
     ) -> None:
         """Raises UsageError: the store's folder cannot be made."""
-        self._target, self._model, self._settings = target, target.model, settings
+        self._target, self._model = target, target.model
         self._drafting, self._head = drafting, drafting.head
         limit = settings.checkpoints if self._model.is_recurrent else 0
         n_ctx = target.n_ctx // n_sequences
         self.sequences = [Sequence(i, n_ctx, Checkpoints(limit)) for i in range(n_sequences)]
-        self.store = PromptStore(self._model, n_ctx, settings, lambda: self.identity)
+        self.identity = cache(partial(identity_of, target, drafting.head, settings))
+        self.store = PromptStore(self._model, n_ctx, settings, self.identity)
 
     def close(self, intact: bool) -> None:
         """Store the texts in files, if there is a folder for them and the contexts are intact."""
@@ -273,27 +296,6 @@ class PrefixCache:
 
     # -- texts with their states ---------------------------------------------------------------
 
-    @cached_property
-    def identity(self) -> dict[str, str | int]:
-        """The identity of texts that fit here; see :class:`.ProcessedPrompt`."""
-        settings, model, head = self._settings, self._model, "apart or none"
-        if 0 < self._head.n_blocks < (model.info.most_drafts or 1):
-            head = f"apart, {self._head.n_blocks} of its blocks"  # no more drafts were wanted
-        # A name that only one side has is a difference: these two are left out where they are
-        # empty.
-        further = {"lora": model.adapters.names, "rope": json.dumps(settings.rope.given)}
-        return {
-            **{name: text for name, text in further.items() if text not in ("", "{}")},
-            "model": fingerprint(model.info),
-            "weights": weights_sample(model.info),
-            "llama.cpp": str(self._target.library.stamp.get("upstream_commit", "")),
-            "cache_type_k": settings.cache_type_k,
-            "cache_type_v": settings.cache_type_v,
-            "flash_attn": settings.flash_attn,
-            "hidden": settings.hidden,
-            "mtp": _IN_TRUNK if self._target.options.with_mtp else head,
-        }
-
     def processed(self, sequence: Sequence, checkpoints: bool = False) -> ProcessedPrompt:
         """The text of a sequence with its states, and its checkpoints if they are wanted. Raises
         InsufficientMemoryError."""
@@ -301,15 +303,15 @@ class PrefixCache:
         target = self._target.save_state(seq=sequence.id)
         images = tuple(map(SavedImage.of, sequence.images))
         kept = tuple(sequence.checkpoints.kept) if checkpoints else ()
-        return ProcessedPrompt([*sequence.tokens], target, *draft, self.identity, images, kept)
+        return ProcessedPrompt([*sequence.tokens], target, *draft, self.identity(), images, kept)
 
     def fitting(self, text: ProcessedPrompt, name: str, drafts: bool) -> ProcessedPrompt:
         """A text of another session, `name` for messages, as it fits here. Without `drafts` it may
         have an MTP head's states, which are left out. Raises PromptFileError: it does not fit."""
         identity = {**text.identity}
         if not drafts:
-            identity |= {name: self.identity[name] for name in ("mtp", "hidden")}
-        compare(name, identity, self.identity)
+            identity |= {name: self.identity()[name] for name in ("mtp", "hidden")}
+        compare(name, identity, self.identity())
         if text.identity["mtp"] == _IN_TRUNK and not self._target.options.with_mtp:
             return replace(text, target=without_head(text.target, self._model.info))
         return text

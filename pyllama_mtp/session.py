@@ -388,7 +388,7 @@ class Session(Owned):
         """
         file, number, engine = file_name("path", path), self._number(sequence), self._engine
         with engine.alone:
-            text = promptfile.read(file, engine.prefixes.identity)
+            text = promptfile.read(file, engine.prefixes.identity())
             text.check_tokens(self.model)
             return engine.put_back(engine.sequences[number], text, os.fspath(file))
 
