@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pyllama_mtp import Model, Sampling, Settings
-    from pyllama_mtp.chats.images import ImageSource
+    from pyllama_mtp.images import ImageSource
     from pyllama_mtp.measure.schedule import MatrixEvent
 
 __all__ = [

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .answer import top_logprobs
-from .checkpoints import LONG_GRAPH, TAIL, Checkpoint, Checkpoints, boundaries, partings
+from .checkpoints import boundaries, partings
 from .drafting.choice import Drafting
 from .drafting.drafter import Drafter, HeadDrafter
 from .drafting.upstream import UpstreamDrafter
-from .errors import FatalDecodeError, UsageError
+from .errors import FatalDecodeError, PromptFileError, UsageError
 from .llama import native
-from .llama.batch import SEQ, Batch, Ints
+from .llama.batch import Batch, Ints
 from .llama.context import Context
 from .llama.contextoptions import ContextOptions, NodeTimes, padded
 from .llama.drafts import reserve_rounds
@@ -32,15 +32,12 @@ from .llama.model import Model
 from .llama.native import Exclusive
 from .llama.vision import PlacedImage
 from .machine import waited_for_core
-from .promptfile import ProcessedPrompt, put_back
-from .promptstore import MIB, PromptStore, Stored
+from .prefixcache import Place, PrefixCache, go_back
+from .promptfile import ProcessedPrompt
+from .request import Request, rows_wanted
 from .sequence import Drafts, Sequence, shared_tokens
 from .settings import HEAD_TYPES, Settings
 from .telemetry import Telemetry
-
-if TYPE_CHECKING:
-    from .llama.batch import KeptRow, State
-    from .request import Request
 
 #: Tokens of a chunk of the gated delta rule, as llama.cpp computes it. Parts of a prompt that have
 #: whole chunks, and no graph below this, leave the same bits as the prompt at once.
@@ -171,25 +168,6 @@ def _prompt_sync(model: Model, settings: Settings) -> str:
 # -- the engine ------------------------------------------------------------------------------------
 
 
-def _wanted(requests: list[Request]) -> tuple[bool, int]:
-    """Whether the samplers of all requests can do with the best token or some best ones of a row,
-    and with how many; else they need all logits."""
-    few, most = True, 0
-    for request in requests:
-        n, best = request.sampler.n_candidates, request.sampler.sampling.plain_greedy
-        few = few and (n > 0 or best) and request.answer.n_logprobs is None
-        most = max(most, n)
-    return few, most
-
-
-def go_back(target: Context, state: State, n_past: int, seq: int = SEQ) -> None:
-    """Cut a sequence of the target to `n_past` positions; `state` is its recurrent state there.
-    Raises FatalDecodeError: llama.cpp refused."""
-    target.load_state(state, recurrent_only=True, seq=seq)
-    if not target.remove(n_past, seq):
-        raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")
-
-
 def replays(target: Context, settings: Settings, depth: int) -> bool:
     """Whether rejected drafts are taken back by replay. Raises UsageError: snapshots were asked
     for, and the architecture keeps too few of them."""
@@ -215,8 +193,8 @@ class Engine:
         settings, depth, prompt_sync: see :class:`.Resolved`.
         chats: prompts are likely to come again, as they are or with another end.
         head: the MTP head, or a drafter that drafts nothing.
-        store: of texts that have left their sequences.
         drafting: chooses what each round drafts.
+        prefixes: the processed texts, in the sequences and in a store.
         turn: changes with every generation and reset; a generation whose turn is over has been
             overtaken.
         alone: held while a thread changes the contents; other threads are refused meanwhile.
@@ -247,8 +225,6 @@ class Engine:
         options = replace(resolved.target, times=times)
         self.head = Drafter()
         self.sequences = list[Sequence]()
-        sizes = settings.cache_ram * MIB, settings.cache_dir, settings.cache_disk * MIB
-        self.store = PromptStore(*sizes)
         self.target = Context(model, options)
         self.n_ctx = self.target.n_ctx // n_sequences
         try:
@@ -262,17 +238,17 @@ class Engine:
                 else:
                     reserve_rounds(self.target, n_sequences, (0, depth))
             self._replays = replays(self.target, settings, depth)
+            self.drafting = Drafting(settings, depth, n_sequences, self.head)
+            self.prefixes = PrefixCache(self.target, self.drafting, settings, n_sequences)
         except BaseException:
             self.close()
             raise
-        self.drafting = Drafting(settings, depth, n_sequences, self.head)
-        kept = settings.checkpoints if model.is_recurrent else 0
-        self.sequences = [Sequence(i, self.n_ctx, Checkpoints(kept)) for i in range(n_sequences)]
+        self.sequences = self.prefixes.sequences
 
     def close(self) -> None:
         """Free the contexts, and store their texts in files if wanted. May be called again."""
-        if not self.target.closed:
-            self.store.close(self)
+        if self.sequences and not self.target.closed:
+            self.prefixes.close(self.intact)
         for context in reversed(self._contexts()):
             context.close()
 
@@ -290,172 +266,68 @@ class Engine:
         for context in self._contexts():
             context.clear()
         for sequence in self.sequences:
-            self.release(sequence)
+            self.prefixes.release(sequence)
         self.intact = True
         self.turn += 1
 
-    def release(self, sequence: Sequence) -> None:
-        """Empty a sequence."""
-        self.target.remove(0, sequence.id)
-        self.drafting.reset(sequence)
-        sequence.checkpoints.clear()
-        sequence.cut(0)
-        sequence.n_prompt = 0
+    # -- texts with their states ---------------------------------------------------------------
+
+    def processed(self, sequence: Sequence) -> ProcessedPrompt:
+        """The text of a sequence with its states.
+
+        Raises:
+            UsageError: nothing is processed, or a computation was interrupted.
+            ContextClosedError: the context is closed.
+            InsufficientMemoryError: there is no room for the states.
+        """
+        if self.target.handle and not (self.intact and sequence.tokens):
+            raise UsageError("there is no processed prompt to save; process one first")
+        return self.prefixes.processed(sequence)
+
+    def put_back(self, sequence: Sequence, text: ProcessedPrompt, name: str) -> int:
+        """Put a processed text into a sequence, instead of its present text: the number of tokens.
+
+        Args:
+            name: where the text came from, for messages.
+
+        Raises:
+            PromptFileError: its states do not match its tokens.
+            UsageError: longer than the context.
+        """
+        if len(text.tokens) > self.n_ctx:
+            raise UsageError(
+                f"{name} holds {len(text.tokens)} tokens and the context {self.n_ctx}; use a "
+                "longer n_ctx"
+            )
+        self.begin()
+        try:
+            self.prefixes.put_back(sequence, text)
+        except BaseException as error:
+            self.reset()
+            if isinstance(error, PromptFileError):
+                raise PromptFileError(f"{name}: {error}", name) from None
+            raise
+        sequence.used = time.monotonic()
+        return len(text.tokens)
 
     # -- prefill -------------------------------------------------------------------------------
 
-    def choose(self, free: list[Sequence], request: Request) -> Sequence:
-        """The sequence for a request: one that holds as much of the prompt as there is anywhere,
-        and nothing else of worth; or else an empty one, or the one unused for longest."""
-        if len(free) == 1:
-            return free[0]
-        starts = {one: self._plan(one, request)[1] for one in free}
-        elsewhere = self._elsewhere(request)[0]
-
-        def price(one: Sequence) -> tuple[bool, int, float]:
-            start = starts[one]
-            leaves = self._loses(one, start) or start + LONG_GRAPH <= elsewhere
-            return leaves, -max(start, elsewhere), one.used if one.tokens else -1.0
-
-        return min(free, key=price)
-
-    @staticmethod
-    def _loses(sequence: Sequence, start: int) -> bool:
-        """Whether a text worth keeping is lost, if the first `start` tokens of it stay: not if it
-        is short, nor if most of its prompt stays."""
-        n = sequence.n_prompt
-        most_stays = start > n - min(TAIL, max(n // 2, 1))
-        return len(sequence.tokens) - start >= TAIL and not most_stays
-
-    def _plan(self, sequence: Sequence, request: Request) -> tuple[int, int, Checkpoint | None]:
-        """How many tokens a prompt shares with the sequence, the position to process it from, and
-        the checkpoint to go back to for that, if one is needed. A prompt of which the last row was
-        kept need not be processed at all."""
-        if request.answer.prompt_logprobs is not None:  # no row of the prompt may be missing
-            return 0, 0, None
-        if end := self._repeated(sequence, request):
-            return end.n_past, end.n_past, end
-        drafting = request.limits.draft
-        goal = start = shared = shared_tokens(sequence, request.prompt[:-1])
-        if drafting:  # a draft context may end earlier than the target's
-            goal, start = self.head.reach(sequence, shared)
-        back = sequence.position(len(sequence.tokens)) - sequence.position(start)
-        can_cut = start > 0 and back <= self.target.rewind(sequence.id)
-        if back == 0 or can_cut:
-            return shared, start, None
-        checkpoint = sequence.checkpoints.closest(goal, drafting and bool(self.head.contexts))
-        return shared, checkpoint.n_past if checkpoint else 0, checkpoint
-
-    def _repeated(self, sequence: Sequence, request: Request) -> Checkpoint | None:
-        """The checkpoint at the end of the request's prompt, if it has a row to choose from."""
-        n, need_carry = len(request.prompt), request.limits.draft and bool(self.head.contexts)
-        end = sequence.checkpoints.closest(n, need_carry)
-        if not (end and end.n_past == n and end.row and end.row.serves(*_wanted([request]))):
-            return None
-        return end if shared_tokens(sequence, request.prompt) == n else None
-
-    def _elsewhere(self, request: Request) -> tuple[int, Sequence | Stored | None]:
-        """What most of a prompt can come from, and how many tokens: a stored text, or a sequence,
-        where sequences share a cache."""
-        best: tuple[int, Sequence | Stored | None] = 0, None
-        if request.answer.prompt_logprobs is not None:
-            return best
-        best = self.store.find(self, request.prompt)
-        if not self.target.options.unified or self.head.contexts or self.model.n_swa:
-            return best
-        for one in self.sequences:
-            n = shared_tokens(one, request.prompt[:-1])
-            if self.model.is_recurrent:
-                end = self._repeated(one, request) or one.checkpoints.closest(n, False)
-                n = end.n_past if end else 0
-            if n >= max(best[0], 1):
-                best = n, one
-        return best
-
-    def enter(self, sequence: Sequence) -> None:
-        """Cut a sequence down to the tokens that it can use for its request's prompt, or give it
-        those of another sequence; :meth:`prefill` follows."""
+    def enter(self, sequence: Sequence, place: Place | None = None) -> None:
+        """Have a sequence hold as much of its request's prompt as there is, and nothing else;
+        :meth:`prefill` follows. `place`: of the request, if it is known."""
         self.intact, request = False, sequence.request
+        place = place or self.prefixes.find([sequence], request)
         sequence.used = time.monotonic()
         sequence.drafting = request.limits.draft and self.depth > 0
         prompt, telemetry = request.prompt, request.answer.telemetry
         telemetry.synthetic_acceptance = self.settings.synthetic_acceptance
         sequence.shared = max(shared_tokens(one, prompt) for one in self.sequences)
-        parts = self._bring(sequence, request)
-        shared, start, checkpoint = self._plan(sequence, request)
+        start = self.prefixes.bring(place, request)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         telemetry.n_left = len(prompt) - start
-        sequence.checkpoints.drop_above(shared)
-        self.head.go_back(sequence, shared)
-        if start == 0:
-            self.release(sequence)
-        elif checkpoint:
-            go_back(self.target, checkpoint.state, sequence.position(start), sequence.id)
-            if sequence.drafting and checkpoint.carry is not None:
-                self.head.go_back(sequence, start, checkpoint.carry)
-        elif start < len(sequence.tokens):
-            at = sequence.position(start)
-            if not self.target.remove(at, sequence.id):
-                raise FatalDecodeError(f"llama.cpp refused to go back to position {at}")
-        elif start >= max(sequence.checkpoints.positions, default=0) + LONG_GRAPH:
-            self._remember(sequence)  # the end of a turn
-        if start == len(prompt) and checkpoint:
-            sequence.row = checkpoint.row
-        if parts:
-            sequence.checkpoints.parting = start
-        sequence.cut(start)
         sequence.cuts = [] if sequence.row else self._cuts(request, sequence, start)
         sequence.n_prompt = len(prompt)
         self.intact = True
-
-    def _bring(self, sequence: Sequence, request: Request) -> bool:
-        """Have a sequence hold the beginning of a prompt, if more of it is elsewhere; store the
-        text that makes way.
-
-        Returns:
-            Whether the prompt parts from another conversation.
-        """
-        start = self._plan(sequence, request)[1]
-        n, source = self._elsewhere(request)
-        text: ProcessedPrompt | None = None
-        moves = source is not sequence and n >= start + LONG_GRAPH
-        if moves and isinstance(source, Stored):
-            text = self.store.take(self, source, n)
-            moves = text is not None
-        parts = self._loses(sequence, 0 if moves else start)
-        if parts:
-            self.store.put(self, sequence)
-        if text and isinstance(source, Stored):
-            with self.store.trying(source):
-                put_back(self, sequence, text)
-            self.store.hits += 1
-            self.store.n_saved += n - start
-            return len(text.tokens) - n >= TAIL
-        if moves and isinstance(source, Sequence):
-            self._copy(source, sequence, n)
-            source.checkpoints.parting = n
-            return True
-        return parts
-
-    def _copy(self, source: Sequence, to: Sequence, n: int) -> None:
-        """Have a sequence begin with the first `n` tokens of another one; see :meth:`_elsewhere`.
-        They are in the caches once."""
-        self.release(to)
-        self.target.copy(source.id, to.id, source.position(n))
-        to.tokens, to.images = [*source.tokens], [*source.images]
-        to.cut(n)
-        to.checkpoints.take(source.checkpoints.kept, n)
-        if checkpoint := to.checkpoints.closest(n, False):
-            go_back(self.target, checkpoint.state, to.position(n), to.id)
-
-    def _remember(self, sequence: Sequence, row: KeptRow | None = None) -> None:
-        """Add a checkpoint of a sequence as it is now; `row`: the last one of its prompt."""
-        if not sequence.checkpoints.limit:
-            return
-        state = self.target.save_state(recurrent_only=True, seq=sequence.id)
-        in_step = sequence.n_drafted_for == len(sequence.tokens)
-        carry = sequence.carry if in_step else None
-        sequence.checkpoints.add(Checkpoint(len(sequence.tokens), state, carry, row))
 
     def prefill(self, sequence: Sequence, at_most: int | None = None) -> int | None:
         """Process the next part of the prompt, which begins with the sequence's tokens: one decode.
@@ -509,7 +381,8 @@ class Engine:
         sequence.tokens += prompt[start:end]
         sequence.request.answer.telemetry.n_left = len(prompt) - end
         if end in sequence.checkpoints.survivors(cuts):
-            self._remember(sequence, target.keep(len(chunk) - 1) if end == len(prompt) else None)
+            last = target.keep(len(chunk) - 1) if end == len(prompt) else None
+            self.prefixes.remember(sequence, last)
         self.intact = True
         return len(chunk) - 1 if end == len(prompt) else None
 
@@ -526,7 +399,7 @@ class Engine:
         if start == placed.start:
             sequence.images.append(placed)
         if end == placed.end:
-            self._remember(sequence)  # another question about it may come
+            self.prefixes.remember(sequence)  # another question about it may come
             self.target.synchronize()  # or the time of the rows would count as the text's
         for telemetry in sequence.counts:
             took = time.perf_counter() - began
@@ -592,7 +465,7 @@ class Engine:
         """Have the next decode leave rows that all samplers can use: the best token, some best
         tokens, or all logits, which log probabilities need, too. A draft context needs the hidden
         rows of texts that are drafted for."""
-        few, most = _wanted([one.request for one in sequences])
+        few, most = rows_wanted([one.request for one in sequences])
         self.target.set_greedy(few)
         self.target.set_candidates(most if few else 0)
         if self.head.contexts:
@@ -668,5 +541,5 @@ class Engine:
             "draft_context": draft["context"],
             "draft_compute": draft["compute"],
             "checkpoints": sum(one.checkpoints.n_bytes for one in self.sequences) if on_host else 0,
-            "stored_prompts": self.store.n_bytes if on_host else 0,
+            "stored_prompts": self.prefixes.store.n_bytes if on_host else 0,
         }

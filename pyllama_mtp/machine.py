@@ -98,34 +98,30 @@ def _idle_ticks() -> dict[str, int]:
 
 # -- the number of threads -------------------------------------------------------------------------
 
-#: Computations, and seconds of them, between two looks at the machine; with fewer threads than
-#: there might be, idle cores are looked for, which the system counts in hundredths of a second.
-CALLS, WINDOW_S, IDLE_WINDOW_S = 3, 0.03, 0.25
-#: A look takes at most one part of so many of the time.
-LOOK_PART = 500
-#: Threads without a core, on average of two windows, from which fewer are tried; idle cores from
-#: which more are.
-WAITING, IDLE = 0.25, 0.5
+#: Seconds of a look at the machine, and of a trial of another number of threads.
+WINDOW_S = 0.1
+#: Threads without a core, or idle cores, from which fewer or more threads are tried.
+LOAD = 0.25
 #: Computations of fewer seconds may spend more of them waiting for each other than they gain.
 SHORT_S = 0.004
-#: More threads stay only if they are faster by this factor. A trial that is slower by the second
-#: one, for some seconds, ends early.
-GAIN, LOSS, LOSS_S = 1.03, 1.5, 0.01
-#: A longer pause between two computations begins a new window: others may have waited in it.
-GAP_S = 0.01
-#: Seconds between two trials, more after each one in vain; and as a multiple of a trial's.
-PAUSE_S, LONGEST_PAUSE_S, PAUSE_TRIALS = 1.0, 60.0, 20
-#: Computations that a usual time is an average of; those of unknown kinds that end a trial.
-_MEMORY, _OTHERS = 4.0, 40
+#: More threads stay only if they are faster by this factor.
+GAIN = 1.03
+#: The pause after a trial, as a multiple of its time; three times as long after each one in vain.
+PAUSE = 20.0
+
+
+def threads_beside(n: int, busy: float) -> int:
+    """Of `n` threads, those that have a core beside programs that keep so many cores busy."""
+    return max(1, n - round(busy))
 
 
 class Threads:
     """How many threads compute: fewer while other programs keep the cores busy.
 
     The threads of a computation wait for each other after each of its operations, so that one
-    without a core stops all. When threads have waited for a core, or computations are short, some
-    are tried with fewer; when cores are idle, with more. The number that computes faster stays.
-    Deterministic: the same measurements give the same numbers.
+    without a core stops all. When threads have waited for a core, or computations are short, fewer
+    are tried; when cores are idle, more. The number that computes faster stays. Deterministic: the
+    same measurements give the same numbers.
 
     Attributes:
         most: the largest number, with which it begins if no `first` one is given.
@@ -145,49 +141,44 @@ class Threads:
         self._sources = waited, idle, clock
         self._usual: dict[Hashable, float] = {}  # seconds with `n` threads, by kind
         self._before = 0  # the number to go back to after a trial; 0: there is none
-        self._waiting = 0.0  # threads that waited on average in the last window
-        self._ended = clock()
-        self._pause_s, self._next_trial = PAUSE_S, 0.0
-        self._spent, self._calls, self._tried, self._expected = 0.0, 0, 0, 0.0
+        self._pause, self._next_trial = PAUSE, 0.0
+        self._spent, self._expected, self._calls = 0.0, 0.0, 0
         self._look()
 
     def took(self, kind: Hashable, seconds: float) -> None:
         """Learn from a computation with `n` threads. Those of one `kind` do the same work."""
-        usual, began = self._usual.get(kind), self._sources[-1]() - seconds
-        if not self._before and began - self._ended > max(GAP_S, seconds):
-            self._look()
-        self._ended = began + seconds
-        if not self._before:
-            self._usual[kind] = seconds if usual is None else usual + (seconds - usual) / _MEMORY
-            self._spent, self._calls = self._spent + seconds, self._calls + 1
-            if self._calls >= CALLS and self._spent >= self._window_s and self.most > 1:
-                self._judge()
+        usual, passed = self._usual.get(kind), self._sources[-1]() - self._marks[-1]
+        self._calls += 1
+        if self._before:
+            if usual is not None and self._calls > 1:  # the first one wakes threads
+                self._spent, self._expected = self._spent + seconds, self._expected + usual
+            lost = self._spent - self._expected > WINDOW_S / 4
+            enough = max(self._spent, self._expected) >= WINDOW_S
+            others = passed > max(PAUSE * WINDOW_S, 4 * self._expected)  # of unknown kinds
+            if lost or (self._calls > 3 and (enough or others)):
+                self._end_trial(lost or enough)
             return
-        self._tried += 1
-        if usual is not None and self._tried > 1:  # the first one wakes threads
-            self._spent, self._calls = self._spent + seconds, self._calls + 1
-            self._expected += usual
-        enough = self._calls >= CALLS and max(self._spent, self._expected) >= WINDOW_S
-        enough |= self._spent > max(LOSS * self._expected, LOSS_S)
-        if enough or self._tried - self._calls >= _OTHERS:
-            self._end_trial(enough)
+        self._usual[kind] = seconds if usual is None else usual + (seconds - usual) / 4
+        self._spent += seconds
+        if passed > 2 * self._spent:  # others may have waited between the computations
+            self._look()
+        elif self._calls >= 3 and self._spent >= WINDOW_S and self.most > 1:
+            self._judge()
 
     def _look(self) -> list[float]:
-        """Begin a window: waited, idle and clock as of now."""
+        """Begin a window, or a trial: waited, idle and clock as of now."""
         self._marks = [source() for source in self._sources]
-        least = WINDOW_S if self.n == self.most else IDLE_WINDOW_S
-        self._window_s = max(least, LOOK_PART * (self._sources[-1]() - self._marks[-1]))
-        self._spent, self._calls, self._tried, self._expected = 0.0, 0, 0, 0.0
+        self._spent, self._expected, self._calls = 0.0, 0.0, 0
         return self._marks
 
     def _judge(self) -> None:
         """At the end of a window: try another number, if that may be faster."""
-        spent, calls, before, n = self._spent, self._calls, self._marks, self.n
+        spent, calls, before = self._spent, self._calls, self._marks
         waited, idle, passed = (b - a for a, b in zip(before, self._look(), strict=True))
-        waiting, self._waiting = self._waiting, waited / spent
-        if waiting + self._waiting >= 2 * WAITING:
-            n = max(1, n - max(1, round(self._waiting)))
-        elif n < self.most and idle >= IDLE * passed:
+        n = self.n
+        if waited >= LOAD * spent:
+            n = threads_beside(n, max(1.0, waited / spent))
+        elif n < self.most and idle >= LOAD * passed:
             n = min(self.most, n + max(1, int(idle / passed)))
         elif spent < SHORT_S * calls:
             n = max(1, n // 2)
@@ -196,18 +187,16 @@ class Threads:
 
     def _end_trial(self, known: bool) -> None:
         """Keep the number that is faster; `known`: enough was computed to tell."""
-        more = self.n > self._before
-        took_s = self._sources[-1]() - self._marks[-1]
-        if known and self._expected > (GAIN if more else 1.0) * self._spent:
-            # Without others that take cores, more threads will hardly be faster soon.
-            self._pause_s = PAUSE_S if more or self._waiting >= WAITING else LONGEST_PAUSE_S
+        took_s = max(self._spent, WINDOW_S)
+        gain = GAIN if self.n > self._before else 1.0
+        if known and self._expected > gain * self._spent:
+            self._pause = PAUSE
             self._usual.clear()
         else:
-            self._pause_s = min(3 * self._pause_s, LONGEST_PAUSE_S)
+            self._pause = min(3 * self._pause, 40 * PAUSE)
             self.n = self._before
         self._before = 0
-        now = self._look()[-1]
-        self._next_trial = now + max(self._pause_s, PAUSE_TRIALS * took_s)
+        self._next_trial = self._look()[-1] + self._pause * took_s
 
 
 # -- memory ----------------------------------------------------------------------------------------

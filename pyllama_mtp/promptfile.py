@@ -25,7 +25,6 @@ import math
 import os
 import stat
 import struct
-import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,14 +40,13 @@ from .checkpoints import Checkpoint
 from .errors import InsufficientMemoryError, ModelFileError, PromptFileError, UsageError
 from .files import replacing
 from .llama.batch import KeptRow, State
+from .llama.vision import EncodedImage, PlacedImage
 from .machine import available_memory
 from .models.ggufheader import ArraySummary, Value
 from .models.modelinfo import GGUFInfo
 
 if TYPE_CHECKING:
-    from .engine import Engine
-    from .llama.vision import PlacedImage
-    from .sequence import Sequence as Text
+    from .llama.model import Model
 
 HEADER = "prompt-1.json"
 MAX_HEADER = 1 << 16
@@ -81,6 +79,19 @@ class SavedImage(Struct, forbid_unknown_fields=True, frozen=True):
     n_tokens: _Count
     n_positions: _Count
     last: _Count
+
+    @classmethod
+    def of(cls, placed: PlacedImage) -> SavedImage:
+        """An image as it is saved."""
+        image = placed.image
+        last = int(image.positions[:, 0].max())
+        return cls(placed.start, f"{-1 - image.entry:x}", image.n_tokens, image.n_positions, last)
+
+    def placed(self) -> PlacedImage:
+        """The restored image. It has no embeddings: they are in the caches."""
+        rows = np.zeros((self.n_tokens, 0), np.float32)
+        positions = np.full((self.n_tokens, 1), self.last, np.int32)
+        return PlacedImage(self.start, EncodedImage(self.entry, rows, positions, self.n_positions))
 
     @property
     def end(self) -> int:
@@ -170,6 +181,16 @@ class ProcessedPrompt:
             Checkpoint(one.n_past, b"", row=one.row and KeptRow()) for one in self.checkpoints
         )
         return replace(self, target=b"", draft=None, draft_n_past=0, carry=None, checkpoints=bare)
+
+    def check_tokens(self, model: Model) -> None:
+        """Raise UsageError: tokens that the model's vocabulary does not have."""
+        entries = {image.entry for image in self.images}
+        model.check_tokens([token for token in self.tokens if token not in entries])
+        for row in (one.row for one in self.checkpoints if one.row):
+            best = [] if row.best is None else [row.best]
+            model.check_tokens(best + ([] if row.ids is None else row.ids.tolist()))
+            if row.ids is None and row.values is not None and row.best is None:
+                model.check_tokens([len(row.values) - 1])
 
 
 def fingerprint(info: GGUFInfo) -> str:
@@ -320,7 +341,7 @@ def _read(
         if members[HEADER].file_size > MAX_HEADER:
             raise ValueError(f"its header has more than {MAX_HEADER} bytes")
         header = msgspec.convert(json.loads(archive.read(members.pop(HEADER))), _Header)
-        _compare(path, header.identity, identity)
+        compare(path, header.identity, identity)
         sizes = {name: member.file_size for name, member in members.items()}
         _check_sections(header, sizes)
         _check_images(header.images, sizes["tokens"] // 4)
@@ -397,7 +418,7 @@ def _load(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytearray:
     return data
 
 
-def _compare(path: str | os.PathLike[str], made_with: Identity, wanted: Identity) -> None:
+def compare(path: str | os.PathLike[str], made_with: Identity, wanted: Identity) -> None:
     """Raises PromptFileError when the two identities differ, with every difference."""
     differences = [
         f"made with {name} {made_with.get(name, 'unknown')}, this session uses "
@@ -409,109 +430,7 @@ def _compare(path: str | os.PathLike[str], made_with: Identity, wanted: Identity
         raise PromptFileError(f"{path}: {'; '.join(differences)}", path)
 
 
-# --- of a sequence -------------------------------------------------------------------------------
-
-
-#: Of a context with_mtp, as its identity says it.
-_IN_TRUNK = "with the model"
-
-
-def identity_of(engine: Engine) -> dict[str, str | int]:
-    """The identity of a file that fits `engine`; see :class:`.ProcessedPrompt`."""
-    settings, head = engine.settings, "apart or none"
-    if 0 < engine.head.n_blocks < (engine.model.info.most_drafts or 1):
-        head = f"apart, {engine.head.n_blocks} of its blocks"  # no more drafts were wanted
-    # A name that only one side has is a difference: these two are left out where they are empty.
-    further = {"lora": engine.model.adapters.names, "rope": json.dumps(settings.rope.given)}
-    return {
-        **{name: text for name, text in further.items() if text not in ("", "{}")},
-        "model": fingerprint(engine.model.info),
-        "weights": weights_sample(engine.model.info),
-        "llama.cpp": str(engine.target.library.stamp.get("upstream_commit", "")),
-        "cache_type_k": settings.cache_type_k,
-        "cache_type_v": settings.cache_type_v,
-        "flash_attn": settings.flash_attn,
-        "hidden": settings.hidden,
-        "mtp": _IN_TRUNK if engine.target.options.with_mtp else head,
-    }
-
-
-def save(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> None:
-    """Write the processed text of a sequence.
-
-    Raises:
-        UsageError: nothing is processed, or a computation was interrupted.
-        ContextClosedError: the context is closed.
-        PyllamaMtpError: the file cannot be written; see :func:`write`.
-    """
-    _check_processed(engine, sequence)
-    write(path, processed(engine, sequence, identity_of(engine)))
-
-
-def _check_processed(engine: Engine, sequence: Text) -> None:
-    if engine.target.handle and not (engine.intact and sequence.tokens):
-        raise UsageError("there is no processed prompt to save; process one first")
-
-
-def processed(
-    engine: Engine, sequence: Text, identity: dict[str, str | int], checkpoints: bool = False
-) -> ProcessedPrompt:
-    """The text of a sequence with its states, and its checkpoints if they are wanted. Raises
-    InsufficientMemoryError."""
-    draft = engine.head.save(sequence)
-    target = engine.target.save_state(seq=sequence.id)
-    images = tuple(map(_saved, sequence.images))
-    kept = tuple(sequence.checkpoints.kept) if checkpoints else ()
-    return ProcessedPrompt([*sequence.tokens], target, *draft, identity, images, kept)
-
-
-def _saved(placed: PlacedImage) -> SavedImage:
-    image = placed.image
-    sizes = image.n_tokens, image.n_positions, int(image.positions[:, 0].max())
-    return SavedImage(placed.start, f"{-1 - image.entry:x}", *sizes)
-
-
-def _placed(saved: SavedImage) -> PlacedImage:
-    """A restored image. It has no embeddings: they are in the caches."""
-    from .llama.vision import EncodedImage, PlacedImage
-
-    rows = np.zeros((saved.n_tokens, 0), np.float32)
-    positions = np.full((saved.n_tokens, 1), saved.last, np.int32)
-    image = EncodedImage(saved.entry, rows, positions, saved.n_positions)
-    return PlacedImage(saved.start, image)
-
-
-def restore(engine: Engine, sequence: Text, path: str | os.PathLike[str]) -> int:
-    """Put saved text into a sequence, instead of its present text: the number of tokens.
-
-    Raises:
-        PromptFileError: damaged, or made with another model, library or settings.
-        UsageError: longer than the context.
-    """
-    found = read(path, identity_of(engine))
-    check(engine, found)
-    return _replace(engine, sequence, found, os.fspath(path))
-
-
-def copy(engine: Engine) -> ProcessedPrompt:
-    """The text of an engine's first sequence. Raises UsageError, InsufficientMemoryError: see
-    :meth:`.Contexts.copy`."""
-    _check_processed(engine, engine.sequences[0])
-    return processed(engine, engine.sequences[0], identity_of(engine))
-
-
-def paste(engine: Engine, found: ProcessedPrompt) -> int:
-    """Put a copied text into the first sequence of an engine, which may lack the other one's MTP
-    head: the number of tokens. Raises PromptFileError, UsageError, InsufficientMemoryError: see
-    :meth:`.Contexts.copy_from`."""
-    identity, wanted = {**found.identity}, identity_of(engine)
-    if not engine.prompt_sync:
-        identity |= {name: wanted[name] for name in ("mtp", "hidden")}
-    _compare("the other session", identity, wanted)
-    if found.identity["mtp"] == _IN_TRUNK and not engine.target.options.with_mtp:
-        found = replace(found, target=without_head(found.target, engine.model.info))
-    return _replace(engine, engine.sequences[0], found, "the other session")
-
+# --- without the MTP head -----------------------------------------------------------------------
 
 #: The carry's first word in states, of our src/llama-memory-recurrent.cpp.
 _CARRY_VERSION = 0x4D545001
@@ -572,52 +491,3 @@ def without_head(state: State, info: GGUFInfo) -> bytes:
     if not fits or at > len(state):
         raise PromptFileError("the state is not laid out as those of this llama.cpp", "")
     return b"".join([*kept, view[begin:]])
-
-
-def _replace(engine: Engine, sequence: Text, found: ProcessedPrompt, name: str) -> int:
-    """The end of :func:`restore`; `name`: where the text came from."""
-    if len(found.tokens) > engine.n_ctx:
-        raise UsageError(
-            f"{name} holds {len(found.tokens)} tokens and the context {engine.n_ctx}; use a longer "
-            "n_ctx"
-        )
-    engine.begin()
-    try:
-        put_back(engine, sequence, found)
-    except BaseException as error:
-        engine.reset()
-        if isinstance(error, PromptFileError):
-            raise PromptFileError(f"{name}: {error}", name) from None
-        raise
-    sequence.used = time.monotonic()
-    return len(found.tokens)
-
-
-def check(engine: Engine, found: ProcessedPrompt) -> None:
-    """Raises UsageError: tokens that the vocabulary does not have."""
-    entries = {image.entry for image in found.images}
-    engine.model.check_tokens([token for token in found.tokens if token not in entries])
-    for one in found.checkpoints:
-        if row := one.row:
-            best = [] if row.best is None else [row.best]
-            engine.model.check_tokens(best + ([] if row.ids is None else row.ids.tolist()))
-            if row.ids is None and row.values is not None and row.best is None:
-                engine.model.check_tokens([len(row.values) - 1])
-
-
-def put_back(engine: Engine, sequence: Text, found: ProcessedPrompt) -> None:
-    """Put a processed text into a sequence, instead of its present text; the sequence must be
-    emptied if it fails. Raises PromptFileError: its state does not match its tokens."""
-    engine.release(sequence)
-    engine.target.load_state(found.target, seq=sequence.id)
-    sequence.tokens, sequence.images = [*found.tokens], [*map(_placed, found.images)]
-    for image in found.images:
-        first = sequence.position(image.start)
-        end = first + image.n_positions
-        engine.target.note_image(first + image.last, end, sequence.id)
-    if engine.target.past(sequence.id) != sequence.position(len(found.tokens)):
-        raise PromptFileError("its state does not match its tokens", "")
-    if found.draft is not None:
-        engine.head.load(sequence, found.draft, found.draft_n_past, found.carry)
-    sequence.checkpoints.take(found.checkpoints, len(found.tokens))
-    sequence.n_prompt = len(found.tokens)

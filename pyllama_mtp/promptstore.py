@@ -13,9 +13,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +24,12 @@ from . import promptfile
 from .checkpoints import TAIL
 from .errors import InsufficientMemoryError, PromptFileError, PyllamaMtpError, UsageError
 from .machine import available_memory
-from .promptfile import ProcessedPrompt
-from .sequence import Sequence, shared_tokens
+from .promptfile import Identity, ProcessedPrompt
+from .sequence import shared_tokens
+from .settings import Settings
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .llama.model import Model
 
 log = logging.getLogger("pyllama_mtp")
 
@@ -78,19 +79,23 @@ class PromptStore:
             processed again.
     """
 
-    def __init__(self, ram: int = 0, folder: str | None = None, disk: int = 0) -> None:
+    def __init__(
+        self, model: Model, n_ctx: int, settings: Settings, identity: Callable[[], Identity]
+    ) -> None:
         """Args:
-        ram: most bytes in memory; less where less than twice as much is free.
-        folder: of the files; None: no files. It is made if it does not exist.
-        disk: most bytes of all its files.
+        n_ctx: tokens that a sequence has room for.
+        settings: `cache_ram`: most MiB in memory, less where less than twice as much is free;
+            `cache_dir`: the folder of the files, made if it does not exist; `cache_disk`: most
+            MiB of all its files.
+        identity: of the texts; see :class:`.ProcessedPrompt`.
 
         Raises:
             UsageError: the folder cannot be made.
         """
-        self._ram, self._disk = ram, disk
-        self._folder = Path(folder) if folder else None
+        self._model, self._n_ctx, self._identity = model, n_ctx, identity
+        self._ram, self._disk = settings.cache_ram * MIB, settings.cache_disk * MIB
+        self._folder = Path(settings.cache_dir) if settings.cache_dir else None
         self._texts: dict[str, Stored] = {}
-        self._identity: dict[str, str | int] = {}
         self._seen = 0.0
         self._writer: ThreadPoolExecutor | None = None
         self.hits = self.n_saved = 0
@@ -98,12 +103,19 @@ class PromptStore:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
-                raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
+                raise UsageError(
+                    f"cannot make the folder {self._folder}: {error.strerror}"
+                ) from None
 
     @property
     def on(self) -> bool:
         """Whether texts are stored."""
-        return self._ram > 0 or self._folder is not None
+        return self._ram > 0 or self.has_folder
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether texts are stored in files."""
+        return self._folder is not None
 
     @property
     def n_bytes(self) -> int:
@@ -115,20 +127,20 @@ class PromptStore:
 
     # -- finding -------------------------------------------------------------------------------
 
-    def find(self, engine: Engine, prompt: list[int]) -> tuple[int, Stored | None]:
+    def find(self, prompt: list[int]) -> tuple[int, Stored | None]:
         """The stored text that most of a prompt can go on from, and the tokens of it."""
         best: tuple[int, Stored | None] = 0, None
         if not self.on:
             return best
-        self._look(engine)
-        needs_state = engine.model.is_recurrent or bool(engine.model.n_swa)
+        self._look()
+        needs_state = self._model.is_recurrent or bool(self._model.n_swa)
         for one in self._texts.values():
             n = one.reach(prompt, needs_state)
-            if n > best[0] and len(one.prompt.tokens) <= engine.n_ctx:
+            if n > best[0] and len(one.prompt.tokens) <= self._n_ctx:
                 best = n, one
         return best
 
-    def take(self, engine: Engine, text: Stored, n: int) -> ProcessedPrompt | None:
+    def take(self, text: Stored, n: int) -> ProcessedPrompt | None:
         """A stored text with its states, for a prompt that shares `n` tokens; None: its file is
         gone or damaged. A text of which little else remains leaves the memory."""
         text.used, prompt = time.monotonic(), text.prompt
@@ -137,28 +149,18 @@ class PromptStore:
                 text.written.result()
             path = self._path(text.name)
             try:
-                prompt = promptfile.read(path, self._identity)
-                promptfile.check(engine, prompt)
+                prompt = promptfile.read(path, self._identity())
+                prompt.check_tokens(self._model)
                 os.utime(path)
             except (OSError, PyllamaMtpError) as error:
-                self._drop(text.name, error)
+                self.drop(text.name, error)
                 return None
         elif len(prompt.tokens) - n < TAIL:
             self._forget_states(text)
         return prompt
 
-    @contextmanager
-    def trying(self, text: Stored) -> Iterator[None]:
-        """A block that puts a stored text into a context; one that fails is not tried again."""
-        try:
-            yield
-        except Exception as error:
-            self._drop(text.name, error)
-            raise
-
-    def _look(self, engine: Engine) -> None:
+    def _look(self) -> None:
         """Find files that others have written, or that are gone, if the folder has changed."""
-        self._identity = self._identity or promptfile.identity_of(engine)
         if not self._folder:
             return
         try:
@@ -173,9 +175,9 @@ class PromptStore:
         for name in names - self._texts.keys():
             with suppress(InsufficientMemoryError):
                 try:
-                    prompt = promptfile.read(self._path(name), self._identity, states=False)
+                    prompt = promptfile.read(self._path(name), self._identity(), states=False)
                 except PromptFileError as error:
-                    self._drop(name, error)
+                    self.drop(name, error)
                 else:
                     self._texts[name] = Stored(prompt, name, in_memory=False)
         for name in self._texts.keys() - names:
@@ -185,14 +187,17 @@ class PromptStore:
 
     def _kind(self) -> str:
         """The first part of names: texts of another model, or other settings, have another."""
-        return _digest(sorted(self._identity.items()))[:16]
+        return _digest(sorted(self._identity().items()))[:16]
+
+    def _name(self, tokens: list[int]) -> str:
+        return f"{self._kind()}-{_digest(tokens)[:32]}"
 
     def _path(self, name: str) -> Path:
         assert self._folder
         return self._folder / f"{name}{SUFFIX}"
 
-    def _drop(self, name: str, why: object) -> None:
-        """Forget a text whose file cannot be used, and the file."""
+    def drop(self, name: str, why: object) -> None:
+        """Forget a text that cannot be used, and its file."""
         log.warning("a stored prompt is not used: %s", why)
         self._texts.pop(name, None)
         if self._folder and not isinstance(why, InsufficientMemoryError):
@@ -201,24 +206,21 @@ class PromptStore:
 
     # -- storing -------------------------------------------------------------------------------
 
-    def put(self, engine: Engine, sequence: Sequence) -> None:
-        """Store the text of a sequence. It replaces texts that it begins with. A text for which
-        there is no room is not stored."""
-        if not (self.on and sequence.tokens):
-            return
-        self._look(engine)
-        name = f"{self._kind()}-{_digest(sequence.tokens)[:32]}"
-        if name in self._texts:
-            self._texts[name].used = time.monotonic()
+    def wants(self, tokens: list[int]) -> bool:
+        """Whether a text is to be stored; one that is there already counts as used."""
+        if not (self.on and tokens):
+            return False
+        self._look()
+        text = self._texts.get(name := self._name(tokens))
+        if text:
+            text.used = time.monotonic()
             if self._folder:
                 with suppress(OSError):
                     os.utime(self._path(name))
-            return
-        try:
-            prompt = promptfile.processed(engine, sequence, self._identity, checkpoints=True)
-        except InsufficientMemoryError as error:
-            log.info("a prompt is not stored: %s", error)
-            return
+        return text is None
+
+    def put(self, prompt: ProcessedPrompt) -> None:
+        """Store a text with its states. It replaces texts that it begins with."""
         beginnings = [
             one
             for one in self._texts.values()
@@ -226,6 +228,7 @@ class PromptStore:
         ]
         for one in beginnings:
             del self._texts[one.name]
+        name = self._name(prompt.tokens)
         text = self._texts[name] = Stored(prompt, name)
         if self._folder:
             self._write(text, [self._path(one.name) for one in beginnings])
@@ -292,13 +295,8 @@ class PromptStore:
             if text.in_memory:
                 self._forget_states(text)
 
-    def close(self, engine: Engine) -> None:
-        """Store what the engine holds, if there is a folder, and wait until files are complete."""
-        if self._folder and engine.intact:
-            for sequence in sorted(engine.sequences, key=lambda one: -one.used):
-                if len(sequence.tokens) >= TAIL:
-                    with suppress(PyllamaMtpError):
-                        self.put(engine, sequence)
+    def close(self) -> None:
+        """Wait until files are complete."""
         writer, self._writer = self._writer, None
         if writer:
             writer.shutdown()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass
@@ -19,7 +18,7 @@ from .arguments import (
     FLAG,
     MOST_TOKENS,
     Kind,
-    flag,
+    instance,
     keep_checked,
     option,
     refusal,
@@ -80,6 +79,16 @@ class Limits:
         keep_checked(self)
 
 
+def _number_or_none(name: str, value: object) -> int | None:
+    return value if value is None else whole(name, value, 0, math.inf, "0 or more, or None")
+
+
+def _function_or_none(name: str, value: object) -> object:
+    if value is not None and not callable(value):
+        raise refusal(name, value, "a function, or None")
+    return value
+
+
 @dataclass(frozen=True)
 class Options:
     """What is told of an answer; see :meth:`.Session.generate`.
@@ -90,31 +99,22 @@ class Options:
         tools: tell calls of these from text.
         prompt_logprobs: keep log probabilities of the prompt's tokens, too, which is then processed
             as a whole, in parts of as many tokens as rounds have rows.
+
+    Raises UsageError for a bad value.
     """
 
-    stop: Iterable[str] | None = ()
-    log_pairs: bool = False
-    log_ties: bool = False
-    logprobs: int | None = None
-    on_progress: OnProgress | None = None
-    split: bool = False
-    in_thought: bool = False
-    tools: Tools | None = None
-    prompt_logprobs: bool = False
+    stop: Iterable[str] | None = option((), Kind(lambda name, stop: stop_strings(stop)))
+    log_pairs: bool = option(False, FLAG)
+    log_ties: bool = option(False, FLAG)
+    logprobs: int | None = option(None, Kind(_number_or_none))
+    on_progress: OnProgress | None = option(None, Kind(_function_or_none))
+    split: bool = option(False, FLAG)
+    in_thought: bool = option(False, FLAG)
+    tools: Tools | None = option(None, Kind(lambda name, tools: tools))
+    prompt_logprobs: bool = option(False, FLAG)
 
-    def check(self, model: Model) -> Options:
-        """The options in the form that is used. Raises UsageError for a bad value."""
-        if self.on_progress is not None and not callable(self.on_progress):
-            raise refusal("on_progress", self.on_progress, "a function, or None")
-        n = self.logprobs
-        if n is not None:
-            n = whole("logprobs", n, 0, model.n_vocab, "from 0 to the vocabulary's size, or None")
-        flags: dict[str, Any] = {
-            name: flag(name, getattr(self, name)) for name in ("log_pairs", "log_ties")
-        }
-        if self.log_ties and not model._library.has_tap:
-            raise UsageError("log_ties needs the patched library; this is upstream's")
-        return dataclasses.replace(self, stop=stop_strings(self.stop), logprobs=n, **flags)
+    def __post_init__(self) -> None:
+        keep_checked(self)
 
 
 @dataclass(eq=False)
@@ -138,6 +138,17 @@ class Request:
         return text_tokens(self.prompt) if self.images else self.prompt
 
 
+def rows_wanted(requests: Sequence[Request]) -> tuple[bool, int]:
+    """Whether the samplers of all requests can do with the best token or some best ones of a row,
+    and with how many; else they need all logits."""
+    few, most = True, 0
+    for request in requests:
+        n, best = request.sampler.n_candidates, request.sampler.sampling.plain_greedy
+        few = few and (n > 0 or best) and request.answer.n_logprobs is None
+        most = max(most, n)
+    return few, most
+
+
 def make_request(
     model: Model,
     prompt: list[int] | ImagePrompt,
@@ -152,12 +163,18 @@ def make_request(
         prompt: token ids, at least one; see :func:`tokens_of` and :meth:`.ChatOptions.prompt`; or
             a prompt with images.
         sampling: default greedy.
-        options: as :meth:`Options.check` gives them.
 
     Raises:
-        UsageError: a grammar or a bias that does not fit the model.
+        UsageError: a grammar, a bias or options that do not fit the model.
     """
-    sampling, o = sampling or Sampling(), options or Options()
+    o = options or Options()
+    sampling = Sampling() if sampling is None else sampling
+    instance("sampling", sampling, Sampling, "Sampling(...), or None")
+    if o.log_ties and not model._library.has_tap:
+        raise UsageError("log_ties needs the patched library; this is upstream's")
+    if o.logprobs is not None:
+        allowed = "from 0 to the vocabulary's size, or None"
+        whole("logprobs", o.logprobs, 0, model.n_vocab, allowed)
     telemetry = Telemetry(
         pairs=[] if o.log_pairs else None,
         near_ties=[] if o.log_ties and sampling.plain_greedy else None,

@@ -59,7 +59,7 @@ class Scheduler:
     def __init__(self, engine: Engine, total: BatchTelemetry, take_turns: bool = False) -> None:
         self._engine, self._total, self._take_turns = engine, total, take_turns
         self._waiting: deque[Request] = deque()
-        self._filling: deque[Sequence] = deque()  # their prompts are being processed
+        self._filling: Sequence | None = None  # its prompt is being processed
         self._live: list[Sequence] = []  # by number: states that are in order need not move
         self._free = list(engine.sequences)
         self._round_is_next = False
@@ -70,12 +70,15 @@ class Scheduler:
     @property
     def n_running(self) -> int:
         """Requests that have a sequence."""
-        return len(self._live) + len(self._filling)
+        return len(self._running())
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self._live or self._filling or self._waiting)
+        return bool(self._running() or self._waiting)
+
+    def _running(self) -> list[Sequence]:
+        return [*self._live, *([self._filling] if self._filling else [])]
 
     def add(self, request: Request) -> None:
         """Let a request wait for a sequence."""
@@ -84,7 +87,7 @@ class Scheduler:
     def drop(self, request: Request) -> bool:
         """Take a request out, running or waiting; its answer is then "interrupted". False: the
         request is not here any more."""
-        running = [one for one in (*self._live, *self._filling) if one.request is request]
+        running = [one for one in self._running() if one.request is request]
         if running:
             self._retire(running[0])
         elif request in self._waiting:
@@ -101,7 +104,7 @@ class Scheduler:
 
     def restart(self) -> None:
         """Empty the contexts after a failed step; requests that wait stay."""
-        for sequence in [*self._live, *self._filling]:
+        for sequence in self._running():
             self.drop(sequence.request)
         self._free = list(self._engine.sequences)  # also that of a request that failed to enter
         with self._engine.alone:
@@ -114,31 +117,30 @@ class Scheduler:
         with self._engine.alone:
             if self._engine.turn != self._turn:
                 raise UsageError("the session has been used for something else since; start again")
-            while self._waiting and self._free:
-                self._enter(self._waiting.popleft())
-            fill = bool(self._filling) and not (self._round_is_next and self._live)
+            can_fill = self._filling or (self._waiting and self._free)
+            fill = bool(can_fill) and not (self._round_is_next and self._live)
             self._round_is_next = fill and self._take_turns
             if fill:
-                done = self._fill(self._filling[0])
+                done = self._fill(self._filling or self._enter(self._waiting.popleft()))
             else:
                 done = self._round() if self._live else []
             return [self._hand_over(sequence) for sequence in done]
 
-    def _enter(self, request: Request) -> None:
-        """Give the request a sequence."""
-        sequence = self._engine.choose(self._free, request)
-        self._free.remove(sequence)
-        sequence.begin(request, self._total)
-        self._filling.append(sequence)
+    def _enter(self, request: Request) -> Sequence:
+        """Give the request a sequence: now, when prompts before it can be copied."""
+        with _prefilling(request.answer.telemetry, self._total):
+            place = self._engine.prefixes.find(self._free, request)
+            self._filling = sequence = place.sequence
+            self._free.remove(sequence)
+            sequence.begin(request, self._total)
+            self._engine.enter(sequence, place)
+        _tell(request)
+        return sequence
 
     def _fill(self, sequence: Sequence) -> list[Sequence]:
         """The next part of the prompt; at its end, choose the first token."""
         request, total = sequence.request, self._total
         telemetry = request.answer.telemetry
-        if not telemetry.n_prompt:  # now, when prompts before it can be copied
-            with _prefilling(*sequence.counts):
-                self._engine.enter(sequence)
-            _tell(request)
         at_most = self._part()
         with _prefilling(*sequence.counts):
             began, n_before = time.perf_counter(), len(sequence.tokens)
@@ -152,7 +154,7 @@ class Scheduler:
         _tell(request)
         if row is None:
             return []
-        self._filling.remove(sequence)
+        self._filling = None
         self._live.append(sequence)
         self._live.sort(key=lambda one: one.id)
         total.n_started += 1
@@ -223,7 +225,10 @@ class Scheduler:
         """Free the sequence of a request that is done or given up."""
         self._engine.drafting.describe(sequence.request.answer.telemetry)
         sequence.request.sampler.close()
-        (self._live if sequence in self._live else self._filling).remove(sequence)
+        if sequence is self._filling:
+            self._filling = None
+        else:
+            self._live.remove(sequence)
         self._free.append(sequence)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import inspect
 import os
 import time
 from collections.abc import (
@@ -17,6 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -27,17 +29,17 @@ from . import promptfile
 from .answer import Answer
 from .arguments import as_index, file_name, flag, instance, listed, refusal, whole, words
 from .calibration import open_engine
-from .chats.images import ImageSource, take_images
 from .chats.options import ChatOptions
 from .chats.thinking import Piece
 from .chats.tools import Messages, Tools
 from .engine import Engine
 from .errors import UsageError
+from .images import ImageSource
 from .llama.contextoptions import NodeTimes
 from .llama.hiddenstates import POINTS, ROWS, HiddenStates
 from .llama.model import Model
 from .llama.native import Owned
-from .llama.vision import ImagePrompt, Vision
+from .llama.vision import ImagePrompt, Vision, with_images
 from .memory import resolve
 from .promptfile import ProcessedPrompt
 from .request import Limits, OnProgress, Options, Prompt, Request, make_request, tokens_of
@@ -48,20 +50,13 @@ from .telemetry import BatchTelemetry, Telemetry
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-Self = TypeVar("Self", bound="_Running[Any]")  # typing's from Python 3.11 on
 
 
 def usable_settings(model: Model, settings: Settings | None) -> Settings:
     """The settings of a session; None: the default ones. Raises UsageError for another type."""
     instance("model", model, Model, "a Model; open a file with Model(path)")
-    return usable("settings", settings, Settings)
-
-
-def usable(name: str, given: Value | None, kind: type[Value]) -> Value:
-    """`given`, or what `kind` is by default. Raises UsageError for another type."""
-    if given is None:
-        return kind()
-    return instance(name, given, kind, f"{kind.__name__}(...), or None")
+    given = Settings() if settings is None else settings
+    return instance("settings", given, Settings, "Settings(...), or None")
 
 
 async def _from_thread(pieces: Iterator[Item], stop: Callable[[], None]) -> AsyncIterator[Item]:
@@ -80,7 +75,7 @@ async def _from_thread(pieces: Iterator[Item], stop: Callable[[], None]) -> Asyn
 
 
 class _Running(Generic[Item]):
-    """A generation that gives items: iterate over it (`for`, `async for`), or :meth:`run` it."""
+    """A generation that gives items: iterate over it (`for`, `async for`), or run it."""
 
     _pieces: Generator[Item, None, None]
 
@@ -93,11 +88,9 @@ class _Running(Generic[Item]):
     def __aiter__(self) -> AsyncIterator[Item]:
         return _from_thread(self._pieces, self.stop)
 
-    def run(self: Self) -> Self:
-        """Generate to the end."""
-        for _ in self:
+    def _finish(self) -> None:
+        for _ in self._pieces:
             pass
-        return self
 
     def stop(self) -> None:
         """End the generation between two pieces; the session can go on from here. Incomplete
@@ -108,15 +101,24 @@ class _Running(Generic[Item]):
 class Generation(_Running[Piece], Answer):
     """One generation; iterate over it for text as it comes (`for` or `async for`), or run it."""
 
+    def run(self) -> Generation:
+        """Generate to the end."""
+        self._finish()
+        return self
+
     def stop(self) -> None:
         """See :meth:`_Running.stop`."""
         if self.finish_reason is None:
             super().stop()
             self.finish_reason = "interrupted"
 
-    def _of(self, engine: Engine, request: Request) -> Generation:
-        self._pieces = self._generate(engine, request)
-        return self
+    @staticmethod
+    def of(engine: Engine, request: Request) -> Generation:
+        """The generation that answers this request."""
+        made = request.answer
+        assert isinstance(made, Generation)
+        made._pieces = made._generate(engine, request)
+        return made
 
     def _generate(self, engine: Engine, request: Request) -> Generator[Piece, None, None]:
         try:
@@ -126,22 +128,49 @@ class Generation(_Running[Piece], Answer):
             engine.count_traffic(self.telemetry)
 
 
+class Answers(list[Answer]):
+    """An :class:`Answer` for each prompt: text, tokens, finish_reason, telemetry.
+
+    The telemetry's times are of the prompt's prefill, and of the rounds that the sequence was in.
+
+    Attributes:
+        telemetry: of all prompts together.
+    """
+
+    telemetry: BatchTelemetry
+
+    @property
+    def results(self) -> Answers:
+        """The answers."""
+        return self
+
+
 class BatchGeneration(_Running[tuple[int, Piece]]):
     """One generation for several prompts; iterate over it (`for`, `async for`), or :meth:`run` it.
 
     Iterating gives (index of the prompt, piece of its text) as text comes.
 
     Attributes:
-        results: an :class:`Answer` for each prompt: text, tokens, finish_reason, telemetry. The
-            telemetry's times are of the prompt's prefill, and of the rounds that the sequence was
-            in.
+        results: the :class:`Answers`.
         telemetry: of all prompts together.
     """
 
     def __init__(self, engine: Engine, requests: list[Request]) -> None:
-        self.results = [request.answer for request in requests]
+        self.results = Answers(request.answer for request in requests)
         self.telemetry = BatchTelemetry(synthetic_acceptance=engine.settings.synthetic_acceptance)
+        self.results.telemetry = self.telemetry
         self._pieces = self._generate(engine, requests)
+
+    def __iter__(self) -> Iterator[tuple[int, Piece]]:
+        """Raises UsageError: the generation has ended."""
+        if inspect.getgeneratorstate(self._pieces) == inspect.GEN_CLOSED:
+            raise UsageError("this generation has ended; its answers are `results`")
+        return self._pieces
+
+    def run(self) -> Answers:
+        """Generate to the end: the answers."""
+        self._finish()
+        return self.results
 
     def _generate(
         self, engine: Engine, requests: list[Request]
@@ -152,18 +181,37 @@ class BatchGeneration(_Running[tuple[int, Piece]]):
                 yield number[progress.request], piece
 
 
-class Contexts(Owned):
-    """Contexts for 1..n sequences on a model. A context manager."""
+class Session(Owned):
+    """Contexts for a conversation on a model, or for several (:class:`BatchSession`). A context
+    manager.
+
+    Of a prompt that continues the text processed before (the previous prompt with its answer), only
+    the new part is processed.
+    """
 
     def __init__(
         self,
         model: Model,
-        settings: Settings | None,
-        n_sequences: int,
+        settings: Settings | None = None,
+        *,
         room: int = 0,
         times: NodeTimes | None = None,
         vision: Vision | None = None,
+        n_sequences: int = 1,
     ) -> None:
+        """Make the contexts.
+
+        Args:
+            settings: default :class:`Settings`.
+            room: tokens of prompt and answer, for an `n_ctx` of 0; 0: not known.
+            times: measures the costs of graph nodes; see :func:`pyllama_mtp.bench.profile`.
+            vision: the model's image encoder, for prompts with images; the caller closes it.
+            n_sequences: see :class:`BatchSession`.
+
+        Raises:
+            UsageError: settings that do not go together, or not with this model.
+            InsufficientMemoryError: caches and buffers do not fit into memory.
+        """
         self.vision = vision if vision is None else instance("vision", vision, Vision, "a Vision")
         self.model, self.settings = model, usable_settings(model, settings)
         n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
@@ -171,6 +219,7 @@ class Contexts(Owned):
         resolved = resolve(self.settings, model, n, room)
         self._engine = open_engine(model, resolved, times)
         self._hidden_states = HiddenStates(model, resolved.target)
+        self.n_sequences = n
 
     @property
     def n_ctx(self) -> int:
@@ -202,38 +251,37 @@ class Contexts(Owned):
         self._check_length(len(prompt))
         return prompt
 
-    def _with_images(
-        self, text: Any, images: Sequence[ImageSource], add_special: bool = True
-    ) -> ImagePrompt:
-        """A prompt with images. Raises UsageError: no encoder, or see :meth:`.Vision.prompt`."""
-        if self.vision is None:
-            raise UsageError("images need an encoder; give the session Vision(model, mmproj)")
-        return self.vision.prompt(
-            text, images, add_special=add_special, check_length=self._check_length
-        )
+    def _request(
+        self,
+        prompt: Prompt | ImagePrompt,
+        limits: Limits,
+        sampling: Sampling | None,
+        told: Options,
+        kind: type[Answer] = Answer,
+    ) -> Request:
+        """The request for a prompt; see :func:`.make_request`."""
+        entries = self._prompt(prompt, limits.draft)
+        return make_request(self.model, entries, limits, sampling, told, kind)
 
     def _turn(
         self,
         messages: Messages,
-        tools: Tools | None,
         options: ChatOptions,
         max_tokens: int | None,
         sampling: Sampling | None,
         draft: bool,
-    ) -> tuple[list[int] | ImagePrompt, Limits, Sampling]:
-        """Prompt, limits and sampling of the model's next turn in a conversation."""
+        told: Options,
+        kind: type[Answer] = Answer,
+    ) -> Request:
+        """The request for the model's next turn in a conversation, with the tools of `told`."""
         self._engine.chats = True
-        messages, images = take_images(messages)
-        prompt: list[int] | ImagePrompt
-        if images:
-            text = options.text(self.model, messages, tools)
-            prompt = self._with_images(text, images, add_special=False)
-        else:
-            prompt = options.prompt(self.model, messages, tools)
+        model, tools = self.model, told.tools
+        prompt = options.turn(model, messages, tools, self.vision, self._check_length)
         room = max(1, self.n_ctx - len(prompt))
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
-        chosen = usable("sampling", sampling or self.model.sampling, Sampling)
-        return prompt, limits, options.sampling(chosen, self.model, tools)
+        chosen = sampling or model.sampling
+        instance("sampling", chosen, Sampling, "Sampling(...), or None")
+        return self._request(prompt, limits, options.sampling(chosen, model, tools), told, kind)
 
     def process(
         self,
@@ -257,7 +305,7 @@ class Contexts(Owned):
         limits = Limits(1, draft=flag("draft", draft))
         tokens, engine = self._prompt(prompt, limits.draft), self._engine
         if isinstance(tokens, ImagePrompt):
-            tokens = dataclasses.replace(tokens, entries=tokens.entries[:-1])
+            tokens = replace(tokens, entries=tokens.entries[:-1])
         else:
             tokens = tokens[:-1]
         request = make_request(self.model, tokens, limits)
@@ -266,12 +314,13 @@ class Contexts(Owned):
             began = time.perf_counter()
             with engine.alone:
                 engine.begin()
-                sequence, n = engine.choose(engine.sequences, request), len(tokens)
+                place, n = engine.prefixes.find(engine.sequences, request), len(tokens)
+                sequence = place.sequence
                 if sequence.tokens == tokens and engine.head.reach(sequence, n) == (n, n):
                     telemetry.n_prompt = telemetry.n_cached = n
                 else:
                     sequence.begin(request)
-                    engine.enter(sequence)
+                    engine.enter(sequence, place)
                     while len(sequence.tokens) < n:
                         engine.prefill(sequence)
                         if on_progress:
@@ -321,9 +370,9 @@ class Contexts(Owned):
             UsageError: nothing was processed.
             DiskFullError: the file could not be written; an earlier file of the name is unharmed.
         """
+        file, number = file_name("path", path), self._number(sequence)
         with self._engine.alone:
-            one = self._engine.sequences[self._number(sequence)]
-            promptfile.save(self._engine, one, file_name("path", path))
+            promptfile.write(file, self._engine.processed(self._engine.sequences[number]))
 
     def restore(self, path: str | os.PathLike[str], sequence: int = 0) -> int:
         """Continue from a file of :meth:`save`; MTP works at once. Returns the number of tokens.
@@ -337,17 +386,19 @@ class Contexts(Owned):
             PromptFileError: not such a file, damaged, or made with another model or settings.
             UsageError: more tokens than the context has room for.
         """
-        with self._engine.alone:
-            one = self._engine.sequences[self._number(sequence)]
-            return promptfile.restore(self._engine, one, file_name("path", path))
+        file, number, engine = file_name("path", path), self._number(sequence), self._engine
+        with engine.alone:
+            text = promptfile.read(file, engine.prefixes.identity())
+            text.check_tokens(self.model)
+            return engine.put_back(engine.sequences[number], text, os.fspath(file))
 
     def copy(self) -> ProcessedPrompt:
         """Prompt and answer so far, as processed, in memory, for :meth:`copy_from` of several
         sessions; of several sequences, it is that of the first. Raises as that does."""
         with self._engine.alone:
-            return promptfile.copy(self._engine)
+            return self._engine.processed(self._engine.sequences[0])
 
-    def copy_from(self, other: Contexts | ProcessedPrompt) -> int:
+    def copy_from(self, other: Session | ProcessedPrompt) -> int:
         """Continue from the text of another session, or its :meth:`copy`, as from a file of
         :meth:`save`. A session without MTP takes that of one with it, too. Returns the number of
         tokens.
@@ -357,9 +408,11 @@ class Contexts(Owned):
             UsageError: it holds nothing, or more tokens than the context has room for.
             InsufficientMemoryError: there is no room for the states.
         """
-        copy = other.copy() if isinstance(other, Contexts) else other
-        with self._engine.alone:
-            return promptfile.paste(self._engine, copy)
+        copy = other.copy() if isinstance(other, Session) else other
+        engine, name = self._engine, "the other session"
+        with engine.alone:
+            text = engine.prefixes.fitting(copy, name, drafts=bool(engine.prompt_sync))
+            return engine.put_back(engine.sequences[0], text, name)
 
     def _number(self, sequence: int) -> int:
         most = len(self._engine.sequences) - 1
@@ -369,7 +422,7 @@ class Contexts(Owned):
         """Forget all processed text that is not in files."""
         with self._engine.alone:
             self._engine.reset()
-            self._engine.store.forget()
+            self._engine.prefixes.store.forget()
 
     def memory(self) -> dict[str, int]:
         """Bytes in use, by purpose, without the context of :meth:`hidden_states`; see
@@ -380,37 +433,6 @@ class Contexts(Owned):
         """Free the contexts. May be called again."""
         self._hidden_states.close()
         self._engine.close()
-
-
-class Session(Contexts):
-    """Contexts for one conversation on a model. A context manager.
-
-    Of a prompt that continues the text processed before (the previous prompt with its answer), only
-    the new part is processed.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        settings: Settings | None = None,
-        *,
-        room: int = 0,
-        times: NodeTimes | None = None,
-        vision: Vision | None = None,
-    ) -> None:
-        """Make the contexts.
-
-        Args:
-            settings: default :class:`Settings`.
-            room: tokens of prompt and answer, for an `n_ctx` of 0; 0: not known.
-            times: measures the costs of graph nodes; see :func:`pyllama_mtp.bench.profile`.
-            vision: the model's image encoder, for prompts with images; the caller closes it.
-
-        Raises:
-            UsageError: settings that do not go together, or not with this model.
-            InsufficientMemoryError: caches and buffers do not fit into memory.
-        """
-        super().__init__(model, settings, 1, room, times, vision)
 
     def generate(
         self,
@@ -453,23 +475,11 @@ class Session(Contexts):
                 used, or a bad argument.
         """
         limits = Limits(max_tokens, ignore_eos, draft)
-        given = Options(stop, log_pairs, log_ties, logprobs, on_progress)
-        none = isinstance(images, tuple | list) and not images
-        whole_prompt = prompt if none else self._with_images(prompt, images)
-        return self._start(whole_prompt, limits, sampling, given)
-
-    def _start(
-        self,
-        prompt: Prompt | ImagePrompt,
-        limits: Limits,
-        sampling: Sampling | None,
-        given: Options,
-    ) -> Generation:
-        chosen, given = usable("sampling", sampling, Sampling), given.check(self.model)
-        tokens = self._prompt(prompt, limits.draft)
-        request = make_request(self.model, tokens, limits, chosen, given, Generation)
-        assert isinstance(request.answer, Generation)
-        return request.answer._of(self._engine, request)
+        told = Options(stop, log_pairs, log_ties, logprobs, on_progress)
+        if not isinstance(images, tuple | list) or images:
+            prompt = with_images(self.vision, prompt, images, check_length=self._check_length)
+        request = self._request(prompt, limits, sampling, told, Generation)
+        return Generation.of(self._engine, request)
 
     def chat(
         self,
@@ -494,7 +504,7 @@ class Session(Contexts):
 
         Args:
             messages: as in OpenAI's API, ``{"role": ..., "content": ...}`` each; content may be a
-                list of parts, with images as in :mod:`.chats.images`. The next call
+                list of parts, with images as in :mod:`.images`. The next call
                 takes them with `answer.message`, the tools' results (``{"role": "tool",
                 "tool_call_id": ..., "content": ...}``), and the next question.
             tools: functions that the model may call: ``{"type": "function", "function": {"name":
@@ -516,13 +526,13 @@ class Session(Contexts):
         """
         offered = Tools.of(tools, tool_choice, parallel_tool_calls)
         options = _chat_options(options, thinking)
-        prompt, limits, chosen = self._turn(messages, offered, options, max_tokens, sampling, draft)
-        given = Options(stop, logprobs=logprobs, on_progress=on_progress, split=True, tools=offered)
-        return self._start(prompt, limits, chosen, given)
+        told = Options(stop, False, False, logprobs, on_progress, split=True, tools=offered)
+        turn = self._turn(messages, options, max_tokens, sampling, draft, told, Generation)
+        return Generation.of(self._engine, turn)
 
 
-class BatchSession(Contexts):
-    """Contexts for several sequences on a model. A context manager.
+class BatchSession(Session):
+    """A session for several prompts at once.
 
     Prompts are processed one after the other, as sequences become free. The sequences in use are
     drafted for and verified together, in one decode each per round. As in a :class:`Session`, a
@@ -552,10 +562,9 @@ class BatchSession(Contexts):
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        super().__init__(model, settings, n_sequences, vision=vision)
-        self.n_sequences = len(self._engine.sequences)
+        super().__init__(model, settings, vision=vision, n_sequences=n_sequences)
 
-    def generate(
+    def generate(  # type: ignore[override]
         self,
         prompts: Iterable[Prompt | ImagePrompt],
         *,
@@ -596,24 +605,28 @@ class BatchSession(Contexts):
         if not chosen:
             raise UsageError("there is no prompt; give at least one")
         most = _for_each("max_tokens", max_tokens, len(chosen))
-        limits = [Limits(n, ignore_eos, draft) for n in most]
         each = _for_each("sampling", sampling, len(chosen))
-        samplings = [usable("sampling", one, Sampling) for one in each]
-        given = Options(stop, log_pairs, log_ties, logprobs).check(self.model)
-        if on_progress is not None and not callable(on_progress):
-            raise refusal("on_progress", on_progress, "a function, or None")
-        requests = []
-        for i, (prompt, limit, drawn) in enumerate(zip(chosen, limits, samplings, strict=True)):
-            if on_progress:
-                given = dataclasses.replace(given, on_progress=partial(on_progress, i))
+        told = Options(stop, log_pairs, log_ties, logprobs, on_progress)  # type: ignore[arg-type]
+
+        def request(i: int, prompt: Prompt | ImagePrompt) -> Request:
+            tell = partial(on_progress, i) if on_progress else None
+            limits, own = Limits(most[i], ignore_eos, draft), replace(told, on_progress=tell)
+            return self._request(prompt, limits, each[i], own)
+
+        return self._start("prompts", chosen, request)
+
+    def _start(
+        self, name: str, given: list[Item], request: Callable[[int, Item], Request]
+    ) -> BatchGeneration:
+        requests = list[Request]()
+        for i, one in enumerate(given):
             try:
-                tokens = self._prompt(prompt, limit.draft)
-                requests.append(make_request(self.model, tokens, limit, drawn, given))
+                requests.append(request(i, one))
             except UsageError as error:
-                raise UsageError(f"prompts[{i}]: {error}") from None
+                raise UsageError(f"{name}[{i}]: {error}") from None
         return BatchGeneration(self._engine, requests)
 
-    def chat(
+    def chat(  # type: ignore[override]
         self,
         conversations: Iterable[Messages],
         *,
@@ -638,30 +651,25 @@ class BatchSession(Contexts):
         """
         offered = Tools.of(tools, tool_choice, parallel_tool_calls)
         options = _chat_options(options, thinking)
-        given = Options(stop, logprobs=logprobs, split=True, tools=offered).check(self.model)
-        requests = []
-        for i, messages in enumerate(listed(conversations) or ()):
-            try:
-                prompt, limits, chosen = self._turn(
-                    messages, offered, options, max_tokens, sampling, draft
-                )
-                tokens = self._prompt(prompt, draft)
-                requests.append(make_request(self.model, tokens, limits, chosen, given))
-            except UsageError as error:
-                raise UsageError(f"conversations[{i}]: {error}") from None
-        if not requests:
+        told = Options(stop, logprobs=logprobs, split=True, tools=offered)
+        asked = listed(conversations)
+        if not asked:
             raise refusal("conversations", conversations, "a list of conversations, at least one")
-        return BatchGeneration(self._engine, requests)
+
+        def request(i: int, messages: Messages) -> Request:
+            return self._turn(messages, options, max_tokens, sampling, draft, told)
+
+        return self._start("conversations", asked, request)
 
 
 def _chat_options(options: ChatOptions | None, thinking: bool | int | None) -> ChatOptions:
     """`options` with `thinking`, as :meth:`Session.chat` takes it."""
     options = instance("options", options or ChatOptions(), ChatOptions, "ChatOptions(...)")
     if thinking is None or isinstance(thinking, bool):
-        return options if thinking is None else dataclasses.replace(options, thinking=thinking)
+        return options if thinking is None else replace(options, thinking=thinking)
     if as_index(thinking) is None:
         raise refusal("thinking", thinking, "True, False, None, or a number of tokens")
-    return dataclasses.replace(options, thinking=True, budget=thinking)
+    return replace(options, thinking=True, budget=thinking)
 
 
 def _for_each(name: str, given: Value | Sequence[Value], n: int) -> list[Value]:

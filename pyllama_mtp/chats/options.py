@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import flag, refusal, whole
 from ..errors import UsageError
+from ..images import take_images
 from ..llama.chat import render
+from ..llama.vision import with_images
 from ..settings import Sampling
 from .thinking import CLOSE_CALL, OPEN_CALL
 from .toolcalls import Form
@@ -19,6 +21,7 @@ from .tools import Messages, Tools, for_template, in_words
 
 if TYPE_CHECKING:
     from ..llama.model import Model
+    from ..llama.vision import ImagePrompt, Vision
 
 #: A conversation with a call, to see how a template writes calls.
 _ASKED = {"role": "user", "content": "?"}
@@ -86,6 +89,29 @@ class ChatOptions:
         """Token ids of :meth:`text`, with the template's control tokens."""
         text = self.text(model, messages, tools, goes_on=goes_on)
         return model.tokenize(text, add_special=False, parse_special=True)
+
+    def turn(
+        self,
+        model: Model,
+        messages: Messages,
+        tools: Tools | None = None,
+        vision: Vision | None = None,
+        check_length: Callable[[int], object] | None = None,
+    ) -> list[int] | ImagePrompt:
+        """:meth:`prompt` of a conversation that may have images; see :func:`.take_images`.
+
+        Args:
+            vision: the model's image encoder.
+            check_length: see :meth:`.Vision.prompt`.
+
+        Raises:
+            UsageError: see :meth:`text` and :meth:`.Vision.prompt`; or there is no encoder.
+        """
+        messages, images = take_images(messages)
+        if not images:
+            return self.prompt(model, messages, tools)
+        text = self.text(model, messages, tools)
+        return with_images(vision, text, images, add_special=False, check_length=check_length)
 
     def text(
         self, model: Model, messages: Messages, tools: Tools | None = None, *, goes_on: bool = False

@@ -19,14 +19,11 @@ import sys
 from collections.abc import Sequence
 from inspect import cleandoc
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pyllama_mtp
 from pyllama_mtp.cli.parsing import HelpFormatter
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
 
 PROGRAM = "pyllama-mtp"
 FAILED = 2
@@ -162,17 +159,19 @@ def build_parser(command: str | None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code; see the module for what each code means."""
     note_signal(None)
-    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(arguments)
+        code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
-    except (PyllamaMtpError, OSError, MemoryError, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError) and not stopped():
             return _reader_is_gone()
-        return ended_by(error)
+        if isinstance(error, _EXPECTED) or stopped():
+            return ended_by(error)
+        raise
 
 
+_EXPECTED = PyllamaMtpError, OSError, MemoryError, KeyboardInterrupt
 #: The signal that is stopping the command, if one came.
 _stopped_by: int | None = None
 
@@ -183,26 +182,22 @@ class Stopped(KeyboardInterrupt):
 
 
 def entry() -> int:
-    """Run :func:`main` as the program: a signal ends it cleanly in every state."""
+    """Run :func:`main` as the program: SIGTERM and SIGHUP end it as Ctrl-C does."""
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup has SIGHUP ignored
             signal.signal(number, on_signal)
-    signal.signal(signal.SIGALRM, on_signal)  # see _on_unraisable
-    sys.unraisablehook = _on_unraisable
     try:
         return main()
-    except (Exception, KeyboardInterrupt):
-        if not stopped():
-            raise
+    except KeyboardInterrupt:  # at the end of main
         return interrupted()
     finally:
-        for number in (*SIGNALS, signal.SIGALRM):
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
 
 
 def on_signal(number: int, frame: FrameType | None) -> NoReturn:
     """Handle a signal as Ctrl-C is handled; the exit code will say which signal it was."""
-    note_signal(_stopped_by if number == signal.SIGALRM else number)
+    note_signal(number)
     raise Stopped
 
 
@@ -223,14 +218,6 @@ def note_signal(number: int | None) -> None:
     """Remember the signal that is stopping the command."""
     global _stopped_by
     _stopped_by = number
-
-
-def _on_unraisable(what: UnraisableHookArgs) -> None:
-    """Raise a signal once more that came where no exception can leave, such as in a destructor."""
-    if issubclass(what.exc_type, KeyboardInterrupt):
-        signal.setitimer(signal.ITIMER_REAL, 0.01)  # raised in here, it would be lost too
-    else:
-        sys.__unraisablehook__(what)
 
 
 def interrupted() -> int:

@@ -28,9 +28,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import flag
-from pyllama_mtp.chats.images import pixels_of
 from pyllama_mtp.cli import go_on, interrupted, on_signal, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
+from pyllama_mtp.images import pixels_of
 
 if TYPE_CHECKING:
     from pyllama_mtp import ChatOptions, Generation, Sampling, Session
@@ -179,10 +179,7 @@ class Conversation:
                 on_progress=tell,
             )
             _show(self.last)
-        turn: dict[str, Any] = {"role": "assistant", "content": self.last.text}
-        if self.last.reasoning:
-            turn["reasoning_content"] = self.last.reasoning
-        self.messages = [*asked, turn]
+        self.messages = [*asked, self.last.message]
         if self.last.finish_reason == "length":
             print("[the answer has no room to go on: see max_tokens, --n-ctx]", file=sys.stderr)
         if self.stats:

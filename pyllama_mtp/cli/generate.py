@@ -177,22 +177,18 @@ def tokenize(
     model: Model, text: str, args: argparse.Namespace, vision: Vision | None = None
 ) -> list[int] | ImagePrompt:
     """The prompt's token ids, with --chat after the chat template; or the prompt with images."""
-    from pyllama_mtp import ChatOptions
+    from pyllama_mtp import IMAGE_MARKER, ChatOptions
 
-    if vision:
-        from pyllama_mtp.llama.vision import IMAGE_MARKER
-
-        text = IMAGE_MARKER * len(args.image) + text
     if not args.chat:
-        return vision.prompt(text, args.image) if vision else model.tokenize(text)
-
-    messages = [{"role": "user", "content": text}]
+        if vision is None:
+            return model.tokenize(text)
+        return vision.prompt(IMAGE_MARKER * len(args.image) + text, args.image)
+    images = [{"type": "image", "image": file} for file in args.image]
+    asked = [*images, {"type": "text", "text": text}] if images else text
+    messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
     if args.system is not None:
         messages.insert(0, {"role": "system", "content": args.system})
-    if vision:
-        written = ChatOptions().text(model, messages)
-        return vision.prompt(written, args.image, add_special=False)
-    return ChatOptions().prompt(model, messages)
+    return ChatOptions().turn(model, messages, vision=vision)
 
 
 def stream(generation: Generation, marks: list[tuple[int, float]], *, show: bool) -> bool:

@@ -116,7 +116,7 @@ class Serve:
             raise UsageError(
                 f"{error}; the server needs more packages: pip install 'pyllama-mtp[serve]'"
             ) from None
-        from pyllama_mtp.chats.images import free_at_once
+        from pyllama_mtp.images import free_at_once
         from pyllama_mtp.llama import native
 
         key = args.api_key or os.environ.get(KEY_VARIABLE) or None

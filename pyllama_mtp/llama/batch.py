@@ -1,17 +1,12 @@
-"""What goes into a decode, checked before llama.cpp sees it; and an output row that was kept."""
+"""What goes into a decode, and an output row that was kept."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from ..errors import UsageError
-
-if TYPE_CHECKING:
-    from .context import Context
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -49,64 +44,8 @@ class Batch:
         if self.rows is not None:
             self.rows = np.ascontiguousarray(self.rows, dtype=np.float32)
 
-    def check(self, context: Context) -> None:
-        """Refuse every batch on which a GGML_ASSERT would end the interpreter. Raises UsageError:
-        the batch does not fit `context`; the message says what would."""
-        n, options = len(self.tokens), context.options
-        # Lists: for the few tokens of a round their minimum costs a tenth of what numpy's does.
-        places = self.positions if self.positions.ndim == 1 else self.positions[:, 0]
-        positions, seqs = places.tolist(), self.seqs.tolist()
-        if not 1 <= n <= context.n_batch:
-            raise UsageError(
-                f"a batch of {n} tokens; it must hold 1 to n_batch = {context.n_batch}"
-            )
-        if not len(positions) == len(seqs) == n:
-            raise UsageError(f"{len(positions)} positions and {len(seqs)} sequences for {n} tokens")
-        first, last = min(positions), max(positions)
-        if first < 0 or last >= context.n_ctx:
-            raise UsageError(
-                f"positions {first} to {last} do not fit a context of {context.n_ctx} tokens"
-            )
-        if min(seqs) < 0 or max(seqs) >= options.n_seq_max:
-            raise UsageError(
-                f"sequences {min(seqs)} to {max(seqs)}; the context was made for "
-                f"{options.n_seq_max}"
-            )
-        if not options.mtp_head:
-            # llama.cpp only warns, with M-RoPE. A context of the MTP block is its user's care.
-            starts = dict[int, int]()
-            for seq, at in zip(seqs, positions, strict=True):
-                starts[seq] = min(at, starts.get(seq, at))
-            for seq, start in starts.items():
-                if start > context.past(seq):
-                    raise UsageError(
-                        f"a batch at position {start}; the cache ends at {context.past(seq)}"
-                    )
-        if self.rows is None:
-            context.model.check_tokens(self.tokens)
-        elif self.rows.shape != (n, context.model.n_embd_inp):
-            raise UsageError(
-                f"rows of shape {self.rows.shape} for a model that takes "
-                f"{(n, context.model.n_embd_inp)}"
-            )
-        if self.outputs.shape != (n,):
-            raise UsageError(f"{self.outputs.shape} output marks for {n} tokens")
-        rows = n - self.outputs.tobytes().count(0)
-        if rows > options.n_outputs_max:
-            raise UsageError(
-                f"{rows} output rows; this context was made for {options.n_outputs_max}"
-            )
-        hidden, shape = self.hidden, (n, context.model.n_embd)
-        if options.mtp_head != (hidden is not None):
-            raise UsageError(
-                "hidden rows belong to a context of the MTP block, and to every batch of one"
-            )
-        if hidden is not None and hidden.shape != shape:
-            raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
-
-    def view(self, context: Context) -> tuple[Any, list[Any]]:
+    def view(self, ffi: Any, n_embd: int) -> tuple[Any, list[Any]]:
         """A ``struct pyllama_batch`` on these arrays, and objects that must outlive it."""
-        ffi = context.library.ffi
         view = ffi.new("struct pyllama_batch *")
 
         def pointer(kind: str, array: npt.NDArray[Any]) -> Any:
@@ -114,7 +53,7 @@ class Batch:
             return alive[-1]
 
         alive: list[Any] = [self]
-        view.n_tokens, view.n_embd = len(self.tokens), context.model.n_embd
+        view.n_tokens, view.n_embd = len(self.tokens), n_embd
         view.token = pointer("int32_t[]", self.tokens)
         view.pos = pointer("int32_t[]", self.positions)
         if self.rows is not None:

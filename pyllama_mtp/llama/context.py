@@ -176,7 +176,7 @@ class Context(Owned, OfThisProcess):
         if options.tap != "off":
             masked = options.tap == "outputs"
             lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
-        self.model.adapters.apply(self)
+        self.model.adapters.apply(self.call)
         if self._threads:
             lib.llama_set_n_threads(self._handle, *[self._threads[0].n] * 2)
         sliced = not self.model.has_mtp if options.slice is None else options.slice
@@ -362,10 +362,63 @@ class Context(Owned, OfThisProcess):
         :meth:`decode_rows`. :meth:`load_state` forgets it."""
         self._image_ends.setdefault(seq, {})[last] = end
 
+    def _check(self, batch: Batch) -> None:
+        """Refuse every batch on which a GGML_ASSERT would end the interpreter. Raises UsageError:
+        the batch does not fit; the message says what would."""
+        n, options = len(batch.tokens), self.options
+        # Lists: for the few tokens of a round their minimum costs a tenth of what numpy's does.
+        places = batch.positions if batch.positions.ndim == 1 else batch.positions[:, 0]
+        positions, seqs = places.tolist(), batch.seqs.tolist()
+        if not 1 <= n <= self.n_batch:
+            raise UsageError(f"a batch of {n} tokens; it must hold 1 to n_batch = {self.n_batch}")
+        if not len(positions) == len(seqs) == n:
+            raise UsageError(f"{len(positions)} positions and {len(seqs)} sequences for {n} tokens")
+        first, last = min(positions), max(positions)
+        if first < 0 or last >= self.n_ctx:
+            raise UsageError(
+                f"positions {first} to {last} do not fit a context of {self.n_ctx} tokens"
+            )
+        if min(seqs) < 0 or max(seqs) >= options.n_seq_max:
+            raise UsageError(
+                f"sequences {min(seqs)} to {max(seqs)}; the context was made for "
+                f"{options.n_seq_max}"
+            )
+        if not options.mtp_head:
+            # llama.cpp only warns, with M-RoPE. A context of the MTP block is its user's care.
+            starts = dict[int, int]()
+            for seq, at in zip(seqs, positions, strict=True):
+                starts[seq] = min(at, starts.get(seq, at))
+            for seq, start in starts.items():
+                if start > self.past(seq):
+                    raise UsageError(
+                        f"a batch at position {start}; the cache ends at {self.past(seq)}"
+                    )
+        if batch.rows is None:
+            self.model.check_tokens(batch.tokens)
+        elif batch.rows.shape != (n, self.model.n_embd_inp):
+            raise UsageError(
+                f"rows of shape {batch.rows.shape} for a model that takes "
+                f"{(n, self.model.n_embd_inp)}"
+            )
+        if batch.outputs.shape != (n,):
+            raise UsageError(f"{batch.outputs.shape} output marks for {n} tokens")
+        rows = n - batch.outputs.tobytes().count(0)
+        if rows > options.n_outputs_max:
+            raise UsageError(
+                f"{rows} output rows; this context was made for {options.n_outputs_max}"
+            )
+        hidden, shape = batch.hidden, (n, self.model.n_embd)
+        if options.mtp_head != (hidden is not None):
+            raise UsageError(
+                "hidden rows belong to a context of the MTP block, and to every batch of one"
+            )
+        if hidden is not None and hidden.shape != shape:
+            raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
+
     def decode_batch(self, batch: Batch) -> None:
         """Process a batch of any sequences; for the errors see :meth:`decode`."""
-        batch.check(self)
-        view, alive = batch.view(self)
+        self._check(batch)
+        view, alive = batch.view(self._ffi, self.model.n_embd)
         self._decode(batch, "decode", self._lib.pyllama_decode, self._batch, view)
         del alive
 
@@ -398,7 +451,7 @@ class Context(Owned, OfThisProcess):
             FatalDecodeError: the logits of a draft hold a NaN (on a GPU drafts do not tell).
             UsageError, DecodeError: as :meth:`decode_batch`.
         """
-        batch.check(self)
+        self._check(batch)
         rows = batch.tokens.reshape(-1, n + 1)
         newest, seqs = rows[:, 0].copy(), batch.seqs.reshape(rows.shape)[:, 0].copy()
         drafts = np.empty((n, len(rows)), dtype=np.int32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,6 @@ from . import native, rpc
 
 if TYPE_CHECKING:
     from ..models.modelinfo import GGUFInfo
-    from .context import Context
     from .native import Library
 
 SPLIT_MODES = ("none", "layer", "row")
@@ -480,11 +479,12 @@ class Adapters:
                 raise _bad(adapter.path, f"llama.cpp cannot load it: {said}")
             self._handles.append(handle)
 
-    def apply(self, context: Context) -> None:
-        """Have a context compute with the adapters. Raises PyllamaMtpError: it cannot."""
+    def apply(self, call: Callable[..., int]) -> None:
+        """Have a context, by its :meth:`.Context.call`, compute with the adapters. Raises
+        PyllamaMtpError: it cannot."""
         if not self._handles:
             return
         library = native.load()
         handles = library.ffi.new("struct llama_adapter_lora *[]", self._handles)
         scales = library.ffi.new("float[]", [adapter.scale for adapter in self._adapters])
-        context.call(library.lib.pyllama_set_adapters_lora, handles, len(self._handles), scales)
+        call(library.lib.pyllama_set_adapters_lora, handles, len(self._handles), scales)

@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 import weakref
-from _thread import RLock
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -464,36 +463,36 @@ def _disown_all() -> None:
 os.register_at_fork(after_in_child=_disown_all)
 
 
-class Exclusive(OfThisProcess, RLock):  # type: ignore[misc]
+class Exclusive(OfThisProcess):
     """A lock for ``with`` that refuses a second thread at once, and the same thread within it.
 
-    Ctrl-C may raise between any two lines of Python. So releasing is the base's ``__exit__``, in C,
-    and taking gives the lock back when it is interrupted.
+    Ctrl-C may raise between any two lines of Python, and at the beginning of any function. So a
+    call of C takes the lock and notes it, and another one releases it.
     """
 
     def __init__(self, what: str) -> None:
-        self._what = what
+        self._what, self._lock = what, threading.Lock()
         self.claim()
 
     def disown(self) -> None:
         """The thread that held the lock is not in this process."""
-        self._at_fork_reinit()
+        self._lock = threading.Lock()
 
-    def __enter__(self) -> bool:  # type: ignore[override]
-        if self._mine:
-            raise self._refusal()
+    def __enter__(self) -> None:
+        taken = list[bool]()
         try:
-            if not self.acquire(blocking=False):
+            taken.extend(map(self._lock.acquire, [False]))
+            if not taken[0]:
                 raise self._refusal()
         except BaseException:
-            if self._mine:
-                self.release()
+            if any(taken):
+                self._lock.release()
             raise
-        return True
 
     @property
-    def _mine(self) -> bool:
-        return bool(self._is_owned())
+    def __exit__(self) -> Callable[..., None]:
+        """Releases the lock; ``with`` looks it up before it enters."""
+        return self._lock.__exit__
 
     def _refusal(self) -> UsageError:
         return UsageError(

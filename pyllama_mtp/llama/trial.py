@@ -2,9 +2,9 @@
 
 Files of some architectures are checked in depth before the native code sees them. Of other files
 only the header is checked, and upstream's loader, tokenizer and graphs may fail on the rest. So a
-child process (:func:`serve`) loads the file, reads its vocabulary, and decodes a
-few tokens; or it loads an image encoder, and encodes a few pictures. A child that crashes or hangs
-is an error here. The file stays in the system's cache.
+child process (:mod:`.trialchild`) loads the file, reads its vocabulary, and decodes a few tokens;
+or it loads an image encoder, and encodes a few pictures. A child that crashes or hangs is an error
+here. The file stays in the system's cache.
 """
 
 from __future__ import annotations
@@ -18,24 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import child, errors
-from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, PyllamaMtpError
+from ..errors import InsufficientMemoryError, LibraryError, ModelFileError
 from ..machine import available_memory
 from . import native
 
 if TYPE_CHECKING:
     from ..models.modelinfo import GGUFInfo
-    from .model import Model
 
 #: Seconds that a child may take, and bytes of the file for which it gets a second more.
 LEAST_S, BYTES_PER_S = 120.0, 20e6
 #: Characters of the child's last words that are quoted.
 _SAID = 400
-#: Tokens of the prompt, in graphs of 16. Only one row of the last graph is wanted, which graphs of
-#: cogvlm ignore.
-N_TOKENS = 40
-#: Height and width of the pictures. They are few, as a large encoder needs seconds for one.
-PICTURES = (64, 64), (300, 200)
-
 #: What has passed; see :func:`_identity`.
 _passed: set[tuple[Any, ...]] = set()
 #: Whether this process is such a child.
@@ -66,15 +59,15 @@ def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
     _passed.add((*key, no_alloc))
 
 
-def try_encoder(model: Model, path: Path) -> None:
+def try_encoder(info: GGUFInfo, path: Path) -> None:
     """Load an image encoder for a model, and encode a few pictures, in a child process, once per
     process unless a file changes. For the errors see :func:`try_out`."""
     state = path.stat()
-    key = (*_identity(model.info, False), str(path), state.st_size, state.st_mtime_ns)
+    key = (*_identity(info, False), str(path), state.st_size, state.st_mtime_ns)
     if is_child or key in _passed:
         return
     arguments = {"mtp": False, "head": "none", "no_alloc": True}
-    request = {"path": model.info.path, "arguments": arguments, "encoder": str(path)}
+    request = {"path": info.path, "arguments": arguments, "encoder": str(path)}
     _ask(request, str(path), state.st_size)
     _passed.add(key)
 
@@ -89,7 +82,7 @@ def _ask(request: dict[str, Any], path: str, size: int) -> None:
     with tempfile.TemporaryFile() as said:
         try:
             done = subprocess.run(
-                child.command(f"{__name__}:serve", request),
+                child.command("pyllama_mtp.trialchild:serve", request),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=said,
@@ -138,59 +131,3 @@ def _raise_what_was(answer: dict[str, str], path: str) -> None:
     if issubclass(kind, InsufficientMemoryError | LibraryError):
         raise kind(message)
     raise ModelFileError(f"{path} cannot be used: {message}", path)
-
-
-# -- the child -------------------------------------------------------------------------------------
-
-
-def serve(request: dict[str, Any]) -> None:
-    """Try the file of the request; write a JSON object, with the error if any, to stdout."""
-    global is_child
-    is_child = True
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    failure = {}
-    try:
-        native.load(request["library"])
-        if "encoder" in request:
-            _see(request["path"], request["arguments"], request["encoder"])
-        else:
-            _use(request["path"], request["arguments"])
-    except PyllamaMtpError as error:
-        failure = {"error": type(error).__name__, "message": str(error)}
-    json.dump(failure, answer)
-    answer.close()
-
-
-def _use(path: str, arguments: dict[str, Any]) -> None:
-    """Load the model, read its vocabulary, and decode tokens from all over it, as a session."""
-    from pyllama_mtp import Model, Session, Settings
-
-    with Model(path, device="none", **arguments) as model:
-        settings = Settings(n_ctx=256, n_batch=16, n_ubatch=16, draft_n_max=int(model.has_mtp))
-        with Session(model, settings) as session:
-            if arguments["no_alloc"]:
-                return
-            model.tokenize("Ein Text, 12 words:\n\tfoo(\u00e9, \U0001f600)", parse_special=True)
-            read, piece = model._lib.llama_token_to_piece, model._ffi.new("char[64]")
-            for token in range(model.n_vocab):
-                read(model._vocab, token, piece, len(piece), 0, True)
-            last = model.n_vocab - 1
-            prompt = [i * last // (N_TOKENS - 1) for i in range(N_TOKENS)]
-            session.generate(prompt, max_tokens=3, ignore_eos=True).run()
-
-
-def _see(path: str, arguments: dict[str, Any], encoder: str) -> None:
-    """Encode pictures of several sizes for the model, which has no weights."""
-    import numpy as np
-
-    from .model import Model
-    from .vision import IMAGE_MARKER, Vision
-
-    with (
-        Model(path, device="none", **arguments) as model,
-        Vision(model, encoder) as vision,
-    ):
-        for height, width in PICTURES:
-            pixels = np.resize(np.arange(251, dtype=np.uint8), (height, width, 3))
-            vision.prompt(f"a{IMAGE_MARKER}b", [pixels])

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from ..arguments import file_name, whole
-from ..chats.images import IMAGE_MARKER as IMAGE_MARKER
-from ..chats.images import ImageSource, Pixels, pixels_of
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
+from ..images import IMAGE_MARKER as IMAGE_MARKER
+from ..images import ImageSource, Pixels, pixels_of
 from ..models.mmproj import PROJECTOR, find_mmproj, read_mmproj
 from ..settings import MOST_THREADS, available_threads
 from . import native, trial
@@ -156,7 +156,7 @@ class Vision(Owned):
         tower = read_mmproj(self.path)
         self._kind = tower if isinstance(tower, str) else PROJECTOR
         if isinstance(tower, str):
-            trial.try_encoder(model, self.path)
+            trial.try_encoder(model.info, self.path)
         elif tower.n_embd != model.n_embd_inp:
             raise self._refusal(
                 f"it is for models of width {tower.n_embd}, and the model's is {model.n_embd_inp}"
@@ -396,3 +396,13 @@ def _head(path: Path) -> bytes:
     """A file's metadata, or a part of it: tells encoders apart."""
     with path.open("rb") as file:
         return hashlib.sha256(file.read(1 << 20)).digest()
+
+
+def with_images(
+    vision: Vision | None, text: Any, images: Sequence[ImageSource], **options: Any
+) -> ImagePrompt:
+    """A prompt of :meth:`Vision.prompt`, with its options. Raises UsageError: see there; or there
+    is no encoder."""
+    if vision is None:
+        raise UsageError("images need an encoder; give the session Vision(model, mmproj)")
+    return vision.prompt(text, images, **options)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace as changed
 
-from pyllama_mtp.chats.images import ImageSource, Pixels, pixels_of
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.images import ImageSource, Pixels, pixels_of
 from pyllama_mtp.llama.vision import IMAGE_MARKER, ImagePrompt, Vision
 from pyllama_mtp.measure.plan import ImageFile
 

@@ -189,7 +189,7 @@ def _choose_threads(model: Model, request: MatrixRequest, say: Callable[[str], N
     if output and (run := last_run(output, Path(model.path).name)):
         threads = run.header.settings.get("n_threads") or cores  # chosen when it began
     else:
-        threads = max(1, cores - round(machine.busy_cores())) if cores > 1 else 1
+        threads = machine.threads_beside(cores, machine.busy_cores()) if cores > 1 else 1
         if threads < cores:
             say(
                 f"other programs keep {cores - threads} of {cores} cores busy; measuring with "

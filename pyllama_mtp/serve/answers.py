@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from pyllama_mtp.answer import TopLogprobs
-from pyllama_mtp.chats.images import pixels_of_url
 from pyllama_mtp.chats.options import ChatOptions
 from pyllama_mtp.chats.thinking import CLOSE, OPEN, Piece
 from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.chats.tools import Tools
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.images import pixels_of_url
 from pyllama_mtp.llama.model import Model
 from pyllama_mtp.llama.vision import ImagePrompt, Vision
 from pyllama_mtp.request import Limits, Options, Request, make_request, tokens_of

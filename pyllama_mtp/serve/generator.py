@@ -140,7 +140,7 @@ class Generator(threading.Thread):
     @property
     def store(self) -> PromptStore:
         """The texts that have left their places."""
-        return self._engine.store
+        return self._engine.prefixes.store
 
     @property
     def n_running(self) -> int:
@@ -276,10 +276,10 @@ class Generator(threading.Thread):
             self._loop.restart()
         except ContextClosedError:
             waiting = self._loop.waiting()
-            store = self._engine.store
+            store = self._engine.prefixes.store
             self._engine.close()
             self._engine = self._new_engine()
-            self._engine.store = store
+            self._engine.prefixes.store = store
             self._loop = Scheduler(self._engine, self.total, take_turns=True)
             for request in waiting:
                 self._loop.add(request)

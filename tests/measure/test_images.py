@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Settings, bench
-from pyllama_mtp.chats.images import Pixels
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.images import Pixels
 from pyllama_mtp.measure.images import ImageText, Imaging, Picture
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import ImageFile

@@ -25,7 +25,7 @@ import json, sys
 import numpy as np
 from pathlib import Path
 from pyllama_mtp import Model
-from pyllama_mtp.chats.images import pixels_of
+from pyllama_mtp.images import pixels_of
 from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 from pyllama_mtp.models.ggufinfo import validate_model_file

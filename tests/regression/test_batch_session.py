@@ -146,6 +146,9 @@ def test_pieces_and_stop_strings(demo: Model, prompts: Prompts) -> None:
         for text, piece, answer in zip(whole, pieces, got.results, strict=True):
             assert piece == answer.text == text.partition(stop)[0]
             assert answer.finish_reason == ("stop" if stop in text else "length")
+        with pytest.raises(UsageError, match="has ended"):
+            iter(got)
+        assert [answer.text for answer in session.generate(prompts, **options).run()] == whole
 
 
 def test_figures(demo: Model, prompts: Prompts) -> None:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.engine import go_back
 from pyllama_mtp.errors import FatalDecodeError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.prefixcache import go_back
 
 from .support import N_CTX, c_call, decode, made_up, plain_context
 from .twocontexts import trunk

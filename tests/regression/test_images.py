@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session, Settings
-from pyllama_mtp.chats.images import Pixels
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.images import Pixels
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision

@@ -182,7 +182,7 @@ def test_a_conversation_that_comes_back_goes_on(
         run(session, texts[0])
         for other in texts[1:4]:
             assert run(session, other).telemetry.n_cached == 0
-        store = engine_of(session).store
+        store = engine_of(session).prefixes.store
         assert (store.hits, len(store)) == (0, 3)
         got = run(session, goes_on)
         assert got.telemetry.n_cached == len(held)
@@ -194,31 +194,10 @@ def test_a_conversation_that_comes_back_goes_on(
         assert session.memory()["stored_prompts"] == store.n_bytes
 
 
-@pytest.mark.long
-def test_twenty_conversations_on_four_places(
-    demo: Model, texts: list[list[int]], gap: float
-) -> None:
-    chosen = settings(3, n_ubatch=32, cache_ram=256)
-    turns = [[*one] for one in texts]
-    with BatchSession(demo, chosen, 4) as session:
-        for n_turn in range(3):
-            for i, prompt in enumerate(turns):
-                (got,) = session.generate([prompt], max_tokens=N, ignore_eos=True).run().results
-                if n_turn:
-                    assert got.telemetry.n_cached >= len(prompt) - 10 - 1
-                if n_turn == 2 and i % 5 == 0:
-                    with Session(demo, settings(0)) as alone:
-                        wanted = run(alone, prompt).tokens
-                    assert_same_tokens(demo, prompt, got.tokens, wanted, gap)
-                turns[i] = [*prompt, *got.tokens, *texts[-1 - i][:9]]
-        store = engine_of(session).store
-        assert store.hits == 40 and store.n_saved > 40 * 170
-
-
 def test_the_least_recently_used_text_makes_way(demo: Model, texts: list[list[int]]) -> None:
     with Session(demo, settings(0, cache_ram=8)) as session:
         run(session, texts[0])
-        store = engine_of(session).store
+        store = engine_of(session).prefixes.store
         sizes = list[int]()
         for other in texts[1:12]:
             run(session, other)
@@ -234,7 +213,7 @@ def test_what_is_stored(demo: Model, texts: list[list[int]]) -> None:
     """Not a text that goes on or gets another end, nor one of a few tokens; a long answer to a
     short prompt is."""
     with Session(demo, settings(0, cache_ram=64)) as session:
-        store = engine_of(session).store
+        store = engine_of(session).prefixes.store
         run(session, texts[0])
         run(session, [*cached(session), *texts[5][:20]])
         run(session, [*cached(session)[:-30], *texts[6][:20]])
@@ -288,10 +267,10 @@ def test_sessions_share_a_folder(demo: Model, texts: list[list[int]], tmp_path: 
         run(two, texts[5])
         run(one, texts[0])
         run(one, texts[1])
-        engine_of(one).store.close(engine_of(one))
+        engine_of(one).prefixes.close(intact=True)
         assert run(two, texts[0]).telemetry.n_cached == 150
         assert run(other, texts[0]).telemetry.n_cached == 0
-        engine_of(two).store.close(engine_of(two))
+        engine_of(two).prefixes.close(intact=True)
         assert len(files(tmp_path)) == 3
         for path in files(tmp_path):
             path.unlink()  # as the other one does when there is no more room

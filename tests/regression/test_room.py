@@ -16,7 +16,7 @@ def test_caches_beyond_all_memory_are_halved_unless_asked_for(
     monkeypatch.setattr(memory, "available_memory", lambda: 2**20)
     usual = Settings(draft_n_max=0, n_threads=1)
     assert resolve(usual, demo).settings.n_ctx == LEAST_N_CTX
-    with pytest.raises(InsufficientMemoryError, match="for caches"):
+    with pytest.raises(InsufficientMemoryError, match="a context of 4096 tokens needs"):
         resolve(Settings(n_ctx=2**22, draft_n_max=0, n_threads=1), demo)
 
 

@@ -30,49 +30,25 @@ def found(checkpoints: Checkpoints, n_past: int, need_carry: bool = False) -> in
 # --- the books ------------------------------------------------------------------------------------
 
 
-def test_closest_lies_at_or_below_what_is_shared() -> None:
+def test_the_closest_lies_at_or_below_what_is_shared() -> None:
     checkpoints = filled(8, 100, 200, 300)
     expected = {0: None, 99: None, 100: 100, 199: 100, 200: 200, 299: 200, 10_000: 300}
     assert {n: found(checkpoints, n) for n in expected} == expected
-
-
-def test_closest_that_has_the_hidden_state() -> None:
-    checkpoints = filled(8, 100)
-    checkpoints.add(at(200, carry=False))
-    assert found(checkpoints, 250, need_carry=False) == 200
-    assert found(checkpoints, 250, need_carry=True) == 100
-    assert found(checkpoints, 99, need_carry=True) is None
+    checkpoints.add(at(400, carry=False))
+    assert [found(checkpoints, 450, need_carry) for need_carry in (False, True)] == [400, 300]
+    assert found(filled(0, 100, 200), 300) is None, "none are kept"
 
 
 def test_what_lies_there_or_further_on_belongs_to_a_text_that_is_gone() -> None:
-    checkpoints, newer = filled(8, 100, 200, 300), Checkpoint(200, b"newer")
+    checkpoints, newer = filled(8, 100, 200, 300), Checkpoint(200, b"newer state")
     checkpoints.add(newer)
-    assert checkpoints.positions == [100, 200]
-    assert checkpoints.closest(200, need_carry=False) is newer
-    checkpoints.add(at(150))
-    assert checkpoints.positions == [100, 150]
-
-
-def test_truncation_drops_what_lies_above_it() -> None:
-    checkpoints = filled(8, 100, 200, 300)
-    checkpoints.drop_above(200)
-    assert checkpoints.positions == [100, 200]
-    checkpoints.drop_above(199)
-    assert checkpoints.positions == [100]
+    assert checkpoints.positions == [100, 200] and checkpoints.closest(200, False) is newer
+    assert checkpoints.n_bytes == len(b"state") + len(b"newer state")
+    for n, left in ((200, [100, 200]), (199, [100])):
+        checkpoints.drop_above(n)
+        assert checkpoints.positions == left
     checkpoints.clear()
-    assert checkpoints.positions == []
-
-
-def test_bytes_of_the_states() -> None:
-    checkpoints = filled(8, 100, 200)
-    checkpoints.add(Checkpoint(300, b"longer state"))
-    assert checkpoints.n_bytes == 2 * len(b"state") + len(b"longer state")
-
-
-def test_nothing_is_kept_with_limit_0() -> None:
-    checkpoints = filled(0, 100, 200)
     assert (checkpoints.positions, checkpoints.n_bytes) == ([], 0)
-    assert found(checkpoints, 300) is None
 
 
 # --- which one goes -------------------------------------------------------------------------------

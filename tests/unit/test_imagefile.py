@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp.chats.images import FORMATS, MOST_BYTES, Pixels, pixels_of, pixels_of_url
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.images import FORMATS, MOST_BYTES, Pixels, pixels_of, pixels_of_url
 
 from ..processes import RunPython
 
@@ -82,7 +82,7 @@ def test_threads_keep_no_images(run_python: RunPython) -> None:
 import io, threading
 import numpy as np
 from PIL import Image
-from pyllama_mtp.chats.images import free_at_once, pixels_of
+from pyllama_mtp.images import free_at_once, pixels_of
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 free_at_once()

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UsageError
+from .errors import UsageError
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 #: A path, the bytes of a file, a data URL, [height, width, 3] uint8 RGB, or a PIL image.
