@@ -20,6 +20,7 @@ from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
+from ..conftest import loading_at_once
 from ..marks import usual
 from ..plain import write_model
 from ..processes import RunPython
@@ -336,7 +337,9 @@ def test_other_architectures_see(arch: str, tmp_path: Path) -> None:
     """Models without M-RoPE take the rows one position after the other; drafts from the text, reuse
     and files work as after text."""
     texts, settings = [], dataclasses.replace(SETTINGS, ngram=True, n_ubatch=64)
-    with Model(write_model(tmp_path / f"{arch}.gguf", arch)) as model:
+    with loading_at_once():
+        model = Model(write_model(tmp_path / f"{arch}.gguf", arch))
+    with model:
         path = write_synthetic_mmproj(tmp_path / "mm.gguf", model.n_embd_inp)
         prompt = f"abc {HERE} abc {HERE} abc"
         images = [PICTURES["a"], PICTURES["b"]]
