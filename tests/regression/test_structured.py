@@ -121,7 +121,7 @@ def test_json_of_random_schemas(demo: Model, temperature: float, first: int) -> 
             if answer.finish_reason == "eos":
                 jsonschema.validate(json.loads(answer.text), schema)
                 done += 1
-    assert done > 0.8 * 2 * len(made), "too few answers came to their end"
+    assert done > 0.7 * 2 * len(made), "too few answers came to their end"
     if temperature == 0:
         same = sum(a.tokens == b.tokens for a, b in zip(*found, strict=True))
         assert same >= (1.0 if demo.same_bits else 0.97) * len(made)
