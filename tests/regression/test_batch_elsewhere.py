@@ -1,4 +1,4 @@
-"""Several sequences at once with upstream's library, on a device of its own, and their memory."""
+"""Several sequences at once with upstream's library, and on a device of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import BatchSession, Model
-from pyllama_mtp.memory import resolve, simulate
 
 from ..marks import usual
 from ..processes import RunPython
@@ -57,13 +56,3 @@ def test_on_a_device(
         got = there.generate(ragged[:5], max_tokens=MOST[:5]).run()
     compare(demo, ragged[:5], got.results, wanted.results)
     assert got.telemetry.accepted[0] == pytest.approx(wanted.telemetry.accepted[0], rel=0.05)
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_memory_is_for_all_of_them(demo: Model, n: int) -> None:
-    """Caches and snapshots of each sequence: exactly what is estimated, and checked, beforehand."""
-    with BatchSession(demo, settings(2), n) as session, demo.without_memory() as twin:
-        found = session.memory()
-        [wanted] = simulate(twin, resolve(settings(2), twin, n))
-    assert found["target_context"] == wanted.parts["target_context"]
-    assert sum(found.values()) <= wanted.total
