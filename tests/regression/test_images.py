@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from ..conftest import loading_at_once
 from ..marks import usual
 from ..plain import write_model
 from ..processes import RunPython
-from .support import N_UBATCH, Scripted, engine_of, made_up
+from .support import N_UBATCH, Scripted, answers, engine_of, made_up
 from .twocontexts import context, none, one_sequence, state, trunk
 
 #: By name: the text, and which images it shows.
@@ -123,17 +124,15 @@ def test_a_session_places_rows(demo: Model, vision: Vision) -> None:
 
 
 def test_drafts_change_no_text(demo: Model, vision: Vision) -> None:
-    """At every depth, the text after images is that without drafts; some drafts are accepted."""
-    texts: dict[str, list[int]] = {}
-    for depth in range(5):
-        settings = dataclasses.replace(SETTINGS, draft_n_max=depth)
-        with Session(demo, settings, vision=vision) as session:
-            for name in PROMPTS:
-                text, images = of(name)
-                answer = session.generate(text, images=images, max_tokens=40, ignore_eos=True).run()
-                assert texts.setdefault(name, answer.tokens) == answer.tokens, (name, depth)
-                assert depth == 0 or sum(answer.telemetry.accepted) > 0
-    assert len({tuple(tokens) for tokens in texts.values()}) == len(PROMPTS)
+    """At every depth, alone and with others, the text after images is that without drafts."""
+    prompts: list[Any] = [vision.prompt(*of(name)) for name in PROMPTS]
+    texts = set[str]()
+    for depth, n_sequences in ((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (2, 3)):
+        chosen = dataclasses.replace(SETTINGS, draft_n_max=depth)
+        got = answers(demo, prompts, chosen, 40, n_sequences, ignore_eos=True)
+        texts.add(str([answer.tokens for answer in got]))
+        assert depth == 0 or all(sum(answer.telemetry.accepted) for answer in got)
+    assert len(texts) == 1 and len({str(answer.tokens) for answer in got}) == len(PROMPTS)
 
 
 def test_pixels_count(demo: Model, vision: Vision) -> None:
@@ -239,18 +238,6 @@ def test_kept_images_take_so_many_bytes(
         prompt = vision.prompt(HERE, [picture(seed, 96, 96)])
     assert prompt.encode_s > 0, "it was dropped"
     assert vision.prompt(HERE, [picture(22, 96, 96)]).encode_s == 0
-
-
-def test_sequences_with_other_images(demo: Model, vision: Vision) -> None:
-    """Sequences with different images, together, give the texts that each gives alone."""
-    names = ("middle", "last", "several")
-    settings = dataclasses.replace(SETTINGS, draft_n_max=2)
-    with Session(demo, settings, vision=vision) as session:
-        alone = [text_of(session, name) for name in names]
-    with BatchSession(demo, settings, 3) as batch:
-        prompts = [vision.prompt(*of(name)) for name in names]
-        found = batch.generate(prompts, max_tokens=40, ignore_eos=True).run()
-    assert [answer.tokens for answer in found.results] == alone
 
 
 @pytest.mark.parametrize("name", usual("last", "several", long=["first", "middle"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -183,6 +184,22 @@ class Masked(Exact):
             at.add(token)
         shares = np.where(at.allowed(), shares, 0.0)
         return shares / shares.sum()
+
+
+CALL = 'root ::= "f(" [a-z]+ ("," " "? [a-z]+)* ")"'
+BEGUN = re.compile(r"f\([a-z]+(, ?[a-z]+)*\)?|f\(?|f\([a-z, ]*")
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_gbnf_holds_at_any_temperature(
+    demo: Model, text: list[int], way: dict[str, object]
+) -> None:
+    with Session(demo, settings(3, **way)) as session:
+        for seed in range(20):
+            drawn = replace(PLAIN, grammar=CALL, seed=seed)
+            run = session.generate(text[:20], max_tokens=12, sampling=drawn).run()
+            assert BEGUN.fullmatch(run.text), run.text
+            assert (run.finish_reason == "eos") == run.text.endswith(")")
 
 
 LINES, WORDS = r"( self\.[a-z_]+ = [a-z]+\n)+", r"( [a-z]{1,8})* +return"
