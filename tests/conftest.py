@@ -62,13 +62,17 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{option} is {value}, it must be from 1 to 100")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         keep_to_one_core(int(worker.removeprefix("gw")))
-    gc.disable()  # while tests are collected: what that makes stays
 
 
-def pytest_collection_finish() -> None:
-    """From here on there is garbage, which is not looked for among modules and tests."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """No search for garbage while modules are imported, nor among them later: they stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def keep_to_one_core(number: int) -> None:
