@@ -5,6 +5,7 @@ Nothing here is loaded unless a test asks for it: tests of the sources alone nee
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -61,6 +62,17 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{option} is {value}, it must be from 1 to 100")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         keep_to_one_core(int(worker.removeprefix("gw")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """No search for garbage while modules are imported, nor among them later: they stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def keep_to_one_core(number: int) -> None:

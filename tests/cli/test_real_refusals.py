@@ -56,7 +56,6 @@ def test_a_damaged_model(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("generate --model none.gguf x", "no such model file"),
         ("generate --prompt-file long.txt", "and the context"),
         ("tune --prompt-size 100000", "exceed the model's context, 4096"),
         ("generate --n-ctx 2000000000 x", "available"),
@@ -70,7 +69,6 @@ def test_a_damaged_model(
         ("generate --override-tensor ffn x", "it must be PATTERN=DEVICE"),
         ("generate --lora-scaled a.gguf x", "'a.gguf' is not FILE:SCALE"),
         ("generate --rope-scale 0.5 x", "0.5 is not allowed"),
-        ("generate --cpu-moe x", "has no experts"),
     ],
 )
 def test_what_cannot_be(refused: Refused, tmp_path: Path, arguments: str, message: str) -> None:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,11 @@ from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
+from ..conftest import loading_at_once
 from ..marks import usual
 from ..plain import write_model
 from ..processes import RunPython
-from .support import N_UBATCH, Scripted, engine_of, made_up
+from .support import N_UBATCH, Scripted, answers, engine_of, made_up
 from .twocontexts import context, none, one_sequence, state, trunk
 
 #: By name: the text, and which images it shows.
@@ -122,17 +124,15 @@ def test_a_session_places_rows(demo: Model, vision: Vision) -> None:
 
 
 def test_drafts_change_no_text(demo: Model, vision: Vision) -> None:
-    """At every depth, the text after images is that without drafts; some drafts are accepted."""
-    texts: dict[str, list[int]] = {}
-    for depth in range(5):
-        settings = dataclasses.replace(SETTINGS, draft_n_max=depth)
-        with Session(demo, settings, vision=vision) as session:
-            for name in PROMPTS:
-                text, images = of(name)
-                answer = session.generate(text, images=images, max_tokens=40, ignore_eos=True).run()
-                assert texts.setdefault(name, answer.tokens) == answer.tokens, (name, depth)
-                assert depth == 0 or sum(answer.telemetry.accepted) > 0
-    assert len({tuple(tokens) for tokens in texts.values()}) == len(PROMPTS)
+    """At every depth, alone and with others, the text after images is that without drafts."""
+    prompts: list[Any] = [vision.prompt(*of(name)) for name in PROMPTS]
+    texts = set[str]()
+    for depth, n_sequences in ((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (2, 3)):
+        chosen = dataclasses.replace(SETTINGS, draft_n_max=depth)
+        got = answers(demo, prompts, chosen, 40, n_sequences, ignore_eos=True)
+        texts.add(str([answer.tokens for answer in got]))
+        assert depth == 0 or all(sum(answer.telemetry.accepted) for answer in got)
+    assert len(texts) == 1 and len({str(answer.tokens) for answer in got}) == len(PROMPTS)
 
 
 def test_pixels_count(demo: Model, vision: Vision) -> None:
@@ -240,18 +240,6 @@ def test_kept_images_take_so_many_bytes(
     assert vision.prompt(HERE, [picture(22, 96, 96)]).encode_s == 0
 
 
-def test_sequences_with_other_images(demo: Model, vision: Vision) -> None:
-    """Sequences with different images, together, give the texts that each gives alone."""
-    names = ("middle", "last", "several")
-    settings = dataclasses.replace(SETTINGS, draft_n_max=2)
-    with Session(demo, settings, vision=vision) as session:
-        alone = [text_of(session, name) for name in names]
-    with BatchSession(demo, settings, 3) as batch:
-        prompts = [vision.prompt(*of(name)) for name in names]
-        found = batch.generate(prompts, max_tokens=40, ignore_eos=True).run()
-    assert [answer.tokens for answer in found.results] == alone
-
-
 @pytest.mark.parametrize("name", usual("last", "several", long=["first", "middle"]))
 def test_saved_and_restored(demo: Model, vision: Vision, tmp_path: Path, name: str) -> None:
     """A prompt that goes on after the restored images starts behind them, also where the file ends
@@ -336,7 +324,9 @@ def test_other_architectures_see(arch: str, tmp_path: Path) -> None:
     """Models without M-RoPE take the rows one position after the other; drafts from the text, reuse
     and files work as after text."""
     texts, settings = [], dataclasses.replace(SETTINGS, ngram=True, n_ubatch=64)
-    with Model(write_model(tmp_path / f"{arch}.gguf", arch)) as model:
+    with loading_at_once():
+        model = Model(write_model(tmp_path / f"{arch}.gguf", arch))
+    with model:
         path = write_synthetic_mmproj(tmp_path / "mm.gguf", model.n_embd_inp)
         prompt = f"abc {HERE} abc {HERE} abc"
         images = [PICTURES["a"], PICTURES["b"]]

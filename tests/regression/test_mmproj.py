@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyllama_mtp.models.mmproj import (
     write_synthetic_mmproj,
 )
 
+from ..conftest import loading_at_once
 from ..marks import usual
 from ..plain import write_model
 
@@ -92,22 +94,30 @@ def write_other_tower(
     return path
 
 
-def test_another_tower(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = write_model(tmp_path_factory.mktemp("llama") / "model.gguf", "llama")
+    with loading_at_once():
+        model = Model(path)
+    with model:
+        yield model
+
+
+def test_another_tower(llama: Model, tmp_path: Path) -> None:
     """A tower that upstream knows works in the same way, after a child process has tried it; drafts
     from the text change nothing. A token is a patch."""
     picture = np.random.default_rng(1).integers(0, 255, (96, 160, 3), dtype=np.uint8)
-    with Model(write_model(tmp_path / "model.gguf", "llama")) as model:
-        path = write_other_tower(tmp_path / "mmproj.gguf", model.n_embd_inp)
-        texts = []
-        with Vision(model, path, n_threads=1) as vision:
-            prompt = vision.prompt(f"abc {IMAGE_MARKER} abc", [picture])
-            other = vision.prompt(f"abc {IMAGE_MARKER} abc", [255 - picture])
-        image = prompt.images[0].image
-        assert image.n_tokens == image.n_positions > 50 and image.positions.shape[1] == 1
-        for depth, shown in ((0, prompt), ("auto", prompt), (0, other)):
-            settings = Settings(n_ctx=256, n_threads=1, draft_n_max=depth)
-            with Session(model, settings) as session:
-                texts.append(session.generate(shown, max_tokens=30, ignore_eos=True).run().tokens)
+    path = write_other_tower(tmp_path / "mmproj.gguf", llama.n_embd_inp)
+    texts = []
+    with Vision(llama, path, n_threads=1) as vision:
+        prompt = vision.prompt(f"abc {IMAGE_MARKER} abc", [picture])
+        other = vision.prompt(f"abc {IMAGE_MARKER} abc", [255 - picture])
+    image = prompt.images[0].image
+    assert image.n_tokens == image.n_positions > 50 and image.positions.shape[1] == 1
+    for depth, shown in ((0, prompt), ("auto", prompt), (0, other)):
+        settings = Settings(n_ctx=256, n_threads=1, draft_n_max=depth)
+        with Session(llama, settings) as session:
+            texts.append(session.generate(shown, max_tokens=30, ignore_eos=True).run().tokens)
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -124,15 +134,12 @@ def test_another_tower(tmp_path: Path) -> None:
     ),
 )
 def test_other_towers_that_do_not_work(
-    tmp_path: Path, changes: dict[str, Any], reason: str
+    llama: Model, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     """Whatever upstream does with them, this process goes on."""
-    with Model(write_model(tmp_path / "model.gguf", "llama")) as model:
-        path = write_other_tower(
-            tmp_path / "mmproj.gguf", **{"n_embd": model.n_embd_inp, **changes}
-        )
-        with pytest.raises(ModelFileError, match=reason):
-            Vision(model, path)
+    path = write_other_tower(tmp_path / "mmproj.gguf", **{"n_embd": llama.n_embd_inp, **changes})
+    with pytest.raises(ModelFileError, match=reason):
+        Vision(llama, path)
 
 
 def test_an_encoder_beside_the_model(mmproj: Path, demo: Model, tmp_path: Path) -> None:

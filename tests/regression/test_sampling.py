@@ -39,15 +39,6 @@ def test_a_seed_gives_the_same_text(
     assert equal >= 0.5 * n_seeds
 
 
-def test_seeds_differ_and_repeat(demo: Model, text: list[int]) -> None:
-    with Session(demo, settings(2)) as session:
-        texts = [
-            session.generate(text[:9], max_tokens=12, sampling=replace(HOT, seed=seed)).run().text
-            for seed in (1, 2, 1)
-        ]
-    assert texts[0] == texts[2] != texts[1]
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 9])
 def test_max_tokens(demo: Model, text: list[int], n: int) -> None:
     """Exactly so many, however they fall into rounds."""

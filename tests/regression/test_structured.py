@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -99,11 +100,13 @@ def schemas() -> Iterator[dict[str, Any]]:
         yield {**value(rng, 3), "$defs": {"node": node}}
 
 
-@pytest.mark.parametrize(("temperature", "half"), usual((0.0, 0), long=[(1.0, 1)]))
-def test_json_of_random_schemas(demo: Model, temperature: float, half: int) -> None:
-    """Eight sequences at a time, each with a grammar of its own; with MTP and without. Half of the
-    schemas at each temperature."""
-    made, found = list(schemas())[half::2], []
+@pytest.mark.parametrize(
+    ("temperature", "first"), usual((0.0, 0), long=[(0.0, 1), (1.0, 2), (1.0, 3)])
+)
+def test_json_of_random_schemas(demo: Model, temperature: float, first: int) -> None:
+    """Eight sequences at a time, each with a grammar of its own; with MTP and without. Each
+    takes every fourth schema."""
+    made, found = list(schemas())[first::4], []
     asked = [
         replace(WARM, temperature=temperature, grammar=Grammar.json_schema(one)) for one in made
     ]
@@ -119,7 +122,7 @@ def test_json_of_random_schemas(demo: Model, temperature: float, half: int) -> N
             if answer.finish_reason == "eos":
                 jsonschema.validate(json.loads(answer.text), schema)
                 done += 1
-    assert done > 0.8 * 2 * len(made), "too few answers came to their end"
+    assert done > 0.7 * 2 * len(made), "too few answers came to their end"
     if temperature == 0:
         same = sum(a.tokens == b.tokens for a, b in zip(*found, strict=True))
         assert same >= (1.0 if demo.same_bits else 0.97) * len(made)
@@ -183,6 +186,22 @@ class Masked(Exact):
         return shares / shares.sum()
 
 
+CALL = 'root ::= "f(" [a-z]+ ("," " "? [a-z]+)* ")"'
+BEGUN = re.compile(r"f\([a-z]+(, ?[a-z]+)*\)?|f\(?|f\([a-z, ]*")
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_gbnf_holds_at_any_temperature(
+    demo: Model, text: list[int], way: dict[str, object]
+) -> None:
+    with Session(demo, settings(3, **way)) as session:
+        for seed in range(20):
+            drawn = replace(PLAIN, grammar=CALL, seed=seed)
+            run = session.generate(text[:20], max_tokens=12, sampling=drawn).run()
+            assert BEGUN.fullmatch(run.text), run.text
+            assert (run.finish_reason == "eos") == run.text.endswith(")")
+
+
 LINES, WORDS = r"( self\.[a-z_]+ = [a-z]+\n)+", r"( [a-z]{1,8})* +return"
 
 
@@ -200,8 +219,13 @@ def test_frequencies_of_texts_under_a_grammar(demo: Model, pattern: str, way: st
     assert found < limit
 
 
-@pytest.mark.parametrize("grammar", [Grammar.json_schema(PERSON), 'root ::= "{" [a-z]{3} "}"'])
-@pytest.mark.parametrize("budget", [None, 0, 5])
+SCHEMA, SHORT = Grammar.json_schema(PERSON), 'root ::= "{" [a-z]{3} "}"'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "budget"),
+    usual((SCHEMA, 0), (SHORT, 5), (SHORT, None), long=[(SCHEMA, None), (SCHEMA, 5), (SHORT, 0)]),
+)
 def test_a_grammar_begins_after_the_thought(
     demo: Model, grammar: Grammar | str, budget: int | None
 ) -> None:
