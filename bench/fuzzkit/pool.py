@@ -105,10 +105,8 @@ class _Worker:
 
     def __init__(self, base: Path, folder: Path, limits: Limits) -> None:
         self.n_left, self.errors = LIFE, folder / "stderr"
-        spawn, given = (
-            multiprocessing.get_context("spawn"),
-            (base, folder, limits.address_space_mib),
-        )
+        given = base, folder, limits.address_space_mib
+        spawn = multiprocessing.get_context("spawn")
         self.process = ProcessPoolExecutor(1, spawn, _start, given)
         self.pid = self.process.submit(os.getpid).result(START_S)
 
