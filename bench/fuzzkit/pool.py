@@ -11,6 +11,7 @@ import faulthandler
 import logging
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import tempfile
@@ -159,8 +160,9 @@ class Pool:
             os.kill(worker.pid, signal.SIGKILL)
             detail = f"no answer in {self._limits.seconds:.0f} s"
         except BrokenProcessPool:
-            words = worker.errors.read_bytes()[-1500:].decode(errors="replace").strip()
-            detail = f"the process ended: {words}"
+            words = worker.errors.read_text(errors="replace")
+            fatal = re.search(r"^Fatal Python error: .*", words, re.M)  # then a trace follows
+            detail = f"the process ended: {words[: fatal.end() if fatal else None][-1500:]}"
         worker.n_left = 0  # it may not be what it was
         edits = self._worker().process.submit(_edits, case).result(START_S)
         return Outcome(case, FINDING, detail, edits)
