@@ -75,13 +75,15 @@ def write_error(error: OSError, path: str | os.PathLike[str]) -> PyllamaMtpError
     return UsageError(f"cannot write {os.fspath(path)}: {reason}; choose another file")
 
 
-def check_target(path: Path, force: bool) -> None:
+def check_target(path: Path, force: bool, *read: str | os.PathLike[str]) -> None:
     """Refuse a place where no new file can be. Raises UsageError: a directory, a folder that does
-    not exist, or, without `force`, a file."""
+    not exist, one of the files that are `read`, or, without `force`, any file."""
     if path.is_dir():
         raise UsageError(f"{path} is a directory; give a file name")
     if not path.parent.is_dir():
         raise UsageError(f"folder {path.parent} does not exist; create it first")
+    if path.exists() and any(path.samefile(source) for source in read):
+        raise UsageError(f"{path} is the file that is read; choose another name")
     if path.exists() and not force:
         raise UsageError(f"{path} exists; choose another name or overwrite it with --force")
 

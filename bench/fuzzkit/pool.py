@@ -11,6 +11,7 @@ import faulthandler
 import logging
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import tempfile
@@ -105,10 +106,8 @@ class _Worker:
 
     def __init__(self, base: Path, folder: Path, limits: Limits) -> None:
         self.n_left, self.errors = LIFE, folder / "stderr"
-        spawn, given = (
-            multiprocessing.get_context("spawn"),
-            (base, folder, limits.address_space_mib),
-        )
+        given = base, folder, limits.address_space_mib
+        spawn = multiprocessing.get_context("spawn")
         self.process = ProcessPoolExecutor(1, spawn, _start, given)
         self.pid = self.process.submit(os.getpid).result(START_S)
 
@@ -161,8 +160,9 @@ class Pool:
             os.kill(worker.pid, signal.SIGKILL)
             detail = f"no answer in {self._limits.seconds:.0f} s"
         except BrokenProcessPool:
-            words = worker.errors.read_bytes()[-1500:].decode(errors="replace").strip()
-            detail = f"the process ended: {words}"
+            words = worker.errors.read_text(errors="replace")
+            fatal = re.search(r"^Fatal Python error: .*", words, re.M)  # then a trace follows
+            detail = f"the process ended: {words[: fatal.end() if fatal else None][-1500:]}"
         worker.n_left = 0  # it may not be what it was
         edits = self._worker().process.submit(_edits, case).result(START_S)
         return Outcome(case, FINDING, detail, edits)

@@ -96,9 +96,7 @@ def quantize_model(
     check_types(file_type, head_type)
     info = validate_model_file(source, head_type is not None, NO_HEAD)
     target = Path(target)
-    if target.exists() and target.samefile(source):
-        raise UsageError(f"{target} is the file that is read; choose another name")
-    check_target(target, force)
+    check_target(target, force, source)
     types = choose_types(info, file_type, head_type)
     _check_requantizing(info, types, requantize)
     needed = sum(stored_bytes(t.shape, types[t.name]) for t in info.tensors)

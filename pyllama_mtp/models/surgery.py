@@ -147,10 +147,8 @@ def _write(
         kind: the new type of matrices; None: they keep their types.
     """
     path = Path(target)
-    check_target(path, force)
-    sources = {Path(name) for name in (info.path, info.head, *(t.file for t in tensors)) if name}
-    if path.exists() and any(path.samefile(source) for source in sources):
-        raise UsageError(f"{path} is a file that is read; choose another name")
+    sources = {info.path, info.head, *(tensor.file for tensor in tensors)} - {""}
+    check_target(path, force, *sources)
     stored = [_stored(tensor, kind) for tensor in tensors]
     alignment = info.metadata.get("general.alignment", 32)
     assert isinstance(alignment, int)  # the parser has looked

@@ -17,13 +17,3 @@ def test_a_moment_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert [[cell.strip() for cell in row[:3]] for row in rows] == wanted
     assert all(float(row[4]) > 0 for row in rows)
     assert "- 2 layers, 4 heads on 2 of 64 numbers" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [("--types q9", "no q9"), ("--heads 5,2", "a multiple"), ("--rows 0", "from 1 on")],
-)
-def test_what_cannot_be_measured(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        attention.main(words.split())
-    assert said in capsys.readouterr().err

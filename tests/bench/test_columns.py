@@ -23,9 +23,3 @@ def test_a_moment_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     ways = [[name, way] for name in ("Q4_K", "Q6_K") for way in ("before", "now")]
     assert [[cell.strip() for cell in row] for row in rows[:8]] == 2 * ways
     assert "- A matrix of 2048 x 2048, 1 thread(s)" in said
-
-
-def test_types_without_kernels_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        columns.main(["--types", "q8_1"])
-    assert "no kernels for Q8_1" in capsys.readouterr().err
