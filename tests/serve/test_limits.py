@@ -260,7 +260,7 @@ def test_metrics_say_how_many_drafts_pay(
     def update(self: DepthController, n_drafted: int, outcomes: Outcomes, *_: float) -> None:
         """Rounds that take as long as these costs say."""
         costs = self.costs.costs(len(outcomes))
-        learn(self, n_drafted, outcomes, costs.draft[n_drafted], round_time(costs, n_drafted))
+        learn(self, n_drafted, outcomes, round_time(costs, n_drafted))
 
     monkeypatch.setattr(DepthController, "update", update)
     server = start(n_sequences=2, draft_n_max="auto", ngram=False)
