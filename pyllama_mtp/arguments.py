@@ -16,24 +16,11 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, SupportsIndex, TypeVar
 
-from .errors import UsageError
+from .errors import refusal
 
 T = TypeVar("T")
 
 MOST_TOKENS = 2**31 - 1
-#: Most characters of a value in a message.
-SHOWN = 200
-
-
-def refusal(name: str, value: object, allowed: str) -> UsageError:
-    """The exception for an argument with a value that is not allowed."""
-    try:
-        shown = repr(value)
-    except Exception:  # a whole number of many thousand digits, among others
-        shown = f"a value of type {type(value).__name__}"
-    if len(shown) > SHOWN:
-        shown = f"{shown[:SHOWN]}..."
-    return UsageError(f"{name} is {shown}, it must be {allowed}")
 
 
 def require(ok: bool, name: str, value: object, allowed: str) -> None:

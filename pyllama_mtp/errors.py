@@ -149,3 +149,18 @@ class FatalDecodeError(DecodeError):
 class ContextClosedError(DecodeError):
     """A context or model was used after it, or the context's model, was closed; after a failure in
     which its contents were lost; or in a child forked from the process owning it."""
+
+
+#: Most characters of a value in a message.
+SHOWN = 200
+
+
+def refusal(name: str, value: object, allowed: str) -> UsageError:
+    """The exception for an argument with a value that is not allowed."""
+    try:
+        shown = repr(value)
+    except Exception:  # a whole number of many thousand digits, among others
+        shown = f"a value of type {type(value).__name__}"
+    if len(shown) > SHOWN:
+        shown = f"{shown[:SHOWN]}..."
+    return UsageError(f"{name} is {shown}, it must be {allowed}")

@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .arguments import refusal, words
-from .errors import InsufficientMemoryError, UsageError
+from .errors import InsufficientMemoryError, UsageError, refusal
 
 Value = TypeVar("Value")
 
@@ -102,7 +101,8 @@ class Grammar:
     source: str
 
     def __post_init__(self) -> None:
-        words(*KINDS).check("kind", self.kind)
+        if self.kind not in KINDS:
+            raise refusal("kind", self.kind, f"one of {', '.join(KINDS)}")
         source: object = self.source
         if not isinstance(source, str) or not source:
             raise refusal(self._name, source, "text, and not empty")

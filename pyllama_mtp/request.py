@@ -21,7 +21,6 @@ from .arguments import (
     instance,
     keep_checked,
     option,
-    refusal,
     require,
     stop_strings,
     token_ids,
@@ -30,7 +29,7 @@ from .arguments import (
 from .chats.options import call_form
 from .chats.thinking import Splitter, opened
 from .chats.tools import Tools
-from .errors import UsageError
+from .errors import UsageError, refusal
 from .llama.model import Model
 from .llama.vision import ImagePrompt, PlacedImage, text_tokens
 from .sampling.sampler import Sampler

@@ -27,13 +27,13 @@ import numpy.typing as npt
 
 from . import promptfile
 from .answer import Answer
-from .arguments import as_index, file_name, flag, instance, listed, refusal, whole, words
+from .arguments import as_index, file_name, flag, instance, listed, whole, words
 from .calibration import open_engine
 from .chats.options import ChatOptions
 from .chats.thinking import Piece
 from .chats.tools import Messages, Tools
 from .engine import Engine
-from .errors import UsageError
+from .errors import UsageError, refusal
 from .images import ImageSource
 from .llama.contextoptions import NodeTimes
 from .llama.hiddenstates import POINTS, ROWS, HiddenStates

@@ -25,14 +25,13 @@ from .arguments import (
     numbers,
     numbers_of,
     option,
-    refusal,
     require,
     stop_strings,
     wholes,
     words,
 )
 from .arguments import MOST_TOKENS as MOST_TOKENS
-from .errors import UsageError
+from .errors import UsageError, refusal
 from .grammar import Grammar
 
 CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import flag, refusal, whole
-from ..errors import UsageError
+from ..arguments import flag, whole
+from ..errors import UsageError, refusal
 from ..images import take_images
 from ..llama.chat import render
 from ..llama.vision import with_images

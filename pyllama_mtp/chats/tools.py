@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import flag, listed, refusal
-from ..errors import UsageError
+from ..arguments import flag, listed
+from ..errors import UsageError, refusal
 from ..grammar import Grammar
 from .thinking import CLOSE_CALL, OPEN_CALL
 from .toolcalls import CallReader, Form, resolved, to_json, types_of

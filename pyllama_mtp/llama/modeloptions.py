@@ -21,12 +21,11 @@ from ..arguments import (
     number,
     numbers_of,
     option,
-    refusal,
     require,
     wholes,
     words,
 )
-from ..errors import ModelFileError, UsageError
+from ..errors import ModelFileError, UsageError, refusal
 from ..models.ggufheader import NOT_WEIGHTS, Header, TensorEntry, read_header
 from . import native, rpc
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Sampling, Settings
-from pyllama_mtp.arguments import SHOWN
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.errors import SHOWN, UsageError
 from pyllama_mtp.settings import DRAFT_LIMIT, RopeScaling, available_threads
 
 BAD_SETTINGS = [
