@@ -149,14 +149,16 @@ class Report:
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Read, draw, write, and say where."""
-        from pyllama_mtp import bench
         from pyllama_mtp.measure.page import write_report
+        from pyllama_mtp.measure.records import read_file
 
-        found = bench.read(*args.files)
-        if not found.cells:
+        files = [read_file(name) for name in args.files]
+        cells = [cell for file in files for cell in file.cells]
+        if not cells:
             raise UsageError(f"no cell in {', '.join(args.files)}; nothing to report")
         words = shlex.join([PROGRAM, "report", *args.files, "-o", args.output])
-        written = write_report(found.cells, args.output, command=words, commands=found.commands)
+        commands = {run: typed for file in files for run, typed in file.commands.items()}
+        written = write_report(cells, args.output, command=words, commands=commands)
         print(written[0])
         print(f"and beside it: {', '.join(path.name for path in written[1:])}", file=sys.stderr)
         return 0

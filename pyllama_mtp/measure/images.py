@@ -20,7 +20,7 @@ from pyllama_mtp.llama.vision import IMAGE_MARKER, ImagePrompt, Vision
 from pyllama_mtp.measure.plan import ImageFile
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
 
 
 @dataclass(frozen=True)

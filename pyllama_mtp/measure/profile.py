@@ -16,8 +16,10 @@ from pyllama_mtp.measure.text import to_markdown
 from pyllama_mtp.settings import MOST_TOKENS
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model, Session, Settings
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.measure.figures import Cell
+    from pyllama_mtp.session import Session
+    from pyllama_mtp.settings import Settings
 
 #: Kinds of operation, each with a pattern of "OPERATION tensor"; the first that fits counts.
 _KINDS = {
@@ -73,8 +75,9 @@ def profile_prompt(model: Model, settings: Settings, prompt: list[int]) -> Profi
         UsageError, InsufficientMemoryError: as :class:`.Session`.
         InterruptedSample: by Ctrl-C.
     """
-    from pyllama_mtp import Session, native
+    from pyllama_mtp.llama import native
     from pyllama_mtp.llama.contextoptions import NodeTimes
+    from pyllama_mtp.session import Session
 
     times = NodeTimes(native.load())
     with Session(model, settings, times=times) as session:
@@ -109,7 +112,7 @@ def profile(
     Raises:
         UsageError: a bad size, or settings that this library or model cannot do.
     """
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.measure.prompts import Workload
     from pyllama_mtp.models.demo import demo_path
     from pyllama_mtp.session import usable_settings

@@ -38,7 +38,7 @@ from pyllama_mtp.measure.records import checked
 from pyllama_mtp.models.demo import demo_path, is_demo
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
 
 #: Sources of the default text, in this order: much prose in docstrings, no tables of data.
 STDLIB_MODULES = (

@@ -34,7 +34,7 @@ from pyllama_mtp.measure.text import size_name
 from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Sampling, Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
 
 
 @dataclass(kw_only=True)

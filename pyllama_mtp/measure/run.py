@@ -41,7 +41,7 @@ from pyllama_mtp.measure.verdict import slow_types_of
 from pyllama_mtp.settings import STORE, Sampling, Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.llama.native import Library
 
 _FINGERPRINT = 2**20  # bytes at either end of a model file

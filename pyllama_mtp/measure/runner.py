@@ -35,19 +35,13 @@ from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, profi
 from pyllama_mtp.measure.sample import Miss, Profile, Sample
 
 if TYPE_CHECKING:
-    from pyllama_mtp import (
-        BatchGeneration,
-        BatchSession,
-        Generation,
-        Model,
-        Sampling,
-        Session,
-        Settings,
-    )
     from pyllama_mtp.answer import Answer
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.llama.native import Library
     from pyllama_mtp.measure.records import Build
     from pyllama_mtp.promptfile import ProcessedPrompt
+    from pyllama_mtp.session import BatchGeneration, BatchSession, Generation, Session
+    from pyllama_mtp.settings import Sampling, Settings
     from pyllama_mtp.telemetry import Pair
 
 #: Tokens before a miss whose text is kept with it.
@@ -184,7 +178,7 @@ class Runner:
                 session.generate([prompt] if n_sequences > 1 else prompt, max_tokens=1)
 
     def _open(self, settings: Settings, n_sequences: int) -> Session | BatchSession:
-        from pyllama_mtp import BatchSession, Session
+        from pyllama_mtp.session import BatchSession, Session
 
         if n_sequences > 1:
             return BatchSession(self._model, settings, n_sequences)
@@ -217,7 +211,7 @@ class Runner:
 
     def _fill(self, task: Task) -> ProcessedPrompt:
         """The first tokens of the task's prompt, processed."""
-        from pyllama_mtp import Session
+        from pyllama_mtp.session import Session
 
         way = repr(task.filled)
         if self._copy and self._copy[:2] == (way, task.n_context):
@@ -525,7 +519,7 @@ def serve(
         os.dup2(file.fileno(), 2)
         os.dup2(file.fileno(), 1)
 
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.measure.records import Build
 
     try:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from pyllama_mtp.measure.plan import Positive
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Telemetry
+    from pyllama_mtp.telemetry import Telemetry
 
 
 class Miss(Struct, frozen=True):

@@ -44,7 +44,7 @@ from pyllama_mtp.measure.sample import Profile, Sample
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
 
 #: The fields of `Settings` for which every cell has its own value.
 OWN_SETTINGS = ("n_ctx", "draft_n_max", "synthetic_acceptance", *SWITCHES)

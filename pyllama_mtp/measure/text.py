@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from pyllama_mtp import Telemetry
     from pyllama_mtp.measure.intervals import Ratio
+    from pyllama_mtp.telemetry import Telemetry
 
 #: Stands in a table where there is no figure.
 NONE = "-"

@@ -22,7 +22,7 @@ from pyllama_mtp.measure.text import (
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.llama.native import Library
     from pyllama_mtp.models.modelinfo import GGUFInfo
 

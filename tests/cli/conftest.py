@@ -97,7 +97,9 @@ def folder(demo_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def watched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """What commands do with sessions."""
     found = Watched()
-    monkeypatch.setattr(pyllama_mtp, "Session", watching(found))
+    session = watching(found)
+    monkeypatch.setattr(pyllama_mtp, "Session", session)
+    monkeypatch.setattr("pyllama_mtp.session.Session", session)
     return found
 
 

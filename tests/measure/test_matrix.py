@@ -241,14 +241,14 @@ def test_sessions_that_do_not_fit_together_are_measured_in_turn(
     demo: Model, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory holds two sessions."""
-    session = pyllama_mtp.Session
+    session = pyllama_mtp.session.Session
 
     def open_session(*given: Any) -> Any:
         if watched.n_open >= 2:
             raise TOO_LARGE
         return session(*given)
 
-    monkeypatch.setattr(pyllama_mtp, "Session", open_session)
+    monkeypatch.setattr(pyllama_mtp.session, "Session", open_session)
     cells = measure(demo)
     assert [len(c.samples) for c in cells] == [2] * 6 and not any(c.skipped for c in cells)
     assert max(n_open for _, _, n_open in watched.of("open")) == 2
