@@ -35,6 +35,8 @@ def numbers(text: str) -> dict[str, int]:
     return {name: int(n) for name, n in map(str.split, text.splitlines())}
 
 
+if not git("ls-files"):
+    sys.exit(print("not a git repository: lines are not counted"))
 counts = dict[str, int]()
 for folder, names in FOLDERS.items():
     files = [ROOT / name for name in git("ls-files", *names).splitlines()]
