@@ -11,7 +11,8 @@
 
 bool llama_has_delta_rows(const llama_model & model, const llama_memory_i * memory) {
     const auto * hybrid = dynamic_cast<const llama_memory_hybrid *>(memory);
-    if (!hybrid || !llm_arch_has_pending_states(model.arch) || model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+    if (!ggml_gated_delta_net_rows || !hybrid || !llm_arch_has_pending_states(model.arch) ||
+            model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         return false;
     }
     const auto & mem = *hybrid->get_mem_recr();

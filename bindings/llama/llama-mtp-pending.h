@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+// Absent where a program brings a ggml of its own: llama-server on our libllama.
+#pragma weak ggml_gated_delta_net_rows
+
 struct llama_hparams;
 struct llama_memory_i;
 struct llama_model;
