@@ -111,4 +111,4 @@ def test_long_names_many_series_and_skipped_cells(browser: Any, tmp_path: Path, 
     ]
     index, *_ = write_report(cells, tmp_path)
     show(browser, index, width)
-    check(browser, width, 5)
+    check(browser, width, 6)
