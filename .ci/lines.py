@@ -36,7 +36,8 @@ def numbers(text: str) -> dict[str, int]:
 
 
 if not git("ls-files"):
-    sys.exit(print("not a git repository: lines are not counted"))
+    print("not a git repository: lines are not counted")
+    sys.exit()
 counts = dict[str, int]()
 for folder, names in FOLDERS.items():
     files = [ROOT / name for name in git("ls-files", *names).splitlines()]
