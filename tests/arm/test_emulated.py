@@ -123,8 +123,10 @@ def said(python: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) 
     code = "from pyllama_mtp.llama import native; print(native.load().cpu_generation())"
     here = {"PYTHONHOME": str(python / "usr"), "PYTHONDONTWRITEBYTECODE": "1"}
 
+    folders = {cpu: tmp_path_factory.mktemp(CPUS[cpu]) for cpu in CPUS}  # pytest's: one thread only
+
     def on(cpu: str) -> str:
-        folder = tmp_path_factory.mktemp(CPUS[cpu])
+        folder = folders[cpu]
         script = folder / "python"
         emulator = f"exec qemu-aarch64 -cpu {cpu} -L {python} -0 {script} {program}"
         script.write_text(f'#!/bin/sh\n{emulator} "$@"\n')
