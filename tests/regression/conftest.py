@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from pyllama_mtp import Answer, Model
 from pyllama_mtp.drafting.drafter import HeadDrafter
+from pyllama_mtp.llama.vision import Vision
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.sequence import Drafts
 
 from .support import MOST, answers, settings
@@ -26,7 +29,19 @@ def plain_answers(demo: Model, ragged: list[list[int]]) -> list[Answer]:
     found = answers(demo, ragged, settings(0, n_ubatch=32), MOST)
     assert [answer.finish_reason for answer in found].count("eos") >= 3
     assert len({len(answer.tokens) for answer in found}) >= 6
+    for answer in found:
+        ends = [demo.is_end(token) for token in answer.tokens]
+        assert not any(ends[:-1]) and ends[-1] == (answer.finish_reason == "eos")
+        assert answer.text == demo.detokenize(answer.tokens[: len(ends) - ends[-1]])
     return found
+
+
+@pytest.fixture(scope="module")
+def vision(demo: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
+    """An encoder of images for the demo model, with random weights."""
+    path = write_synthetic_mmproj(tmp_path_factory.mktemp("vision") / "mm.gguf", demo.n_embd_inp)
+    with Vision(demo, path, n_threads=1) as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Models of other architectures, most drafted for in upstream's way: text, reuse, drafts, refusals.
+"""Models of other architectures, most drafted for in upstream's way: text, reuse, drafts, refusals;
+and models without a head.
 
 The models are small, with random weights, and a head that is right in about half of all cases.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ import pytest
 
 from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session, Settings
 from pyllama_mtp.drafting.drafter import HeadDrafter
+from pyllama_mtp.drafting.ngram import Match, NgramLookup
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
-from pyllama_mtp.errors import ModelFileError, UsageError
-from pyllama_mtp.llama import native, trial
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.measure.peers import (
     VARIABLE,
     LlamaServer,
@@ -33,16 +36,21 @@ from pyllama_mtp.sequence import Drafts
 from .. import plain
 from ..architectures import architectures, write_model
 from ..marks import usual
+from ..processes import RunPython
 from .support import (
     N_BATCH,
     N_CTX,
     alone,
     answers,
+    assert_same_tokens,
     compare,
+    computed_by,
     engine_of,
     made_up,
+    rounding,
     settings,
 )
+from .test_lookup import script
 
 pytestmark = pytest.mark.usefixtures("at_once")
 OTHERS = [name for name, one in ARCHITECTURES.items() if not one.validated]
@@ -301,43 +309,6 @@ def test_depth_is_chosen(other: Model) -> None:
     assert np.isfinite(run.telemetry.decode_s)
 
 
-@pytest.mark.parametrize(
-    ("arch", "changes", "said"),
-    usual(
-        ("glm4moe", {"nextn_predict_layers": 0}, "incomplete, 1 missing: metadata key"),
-        ("glm4moe", {"expert_used_count": 9}, "9 of 4 experts"),
-        ("qwen3next", {"full_attention_interval": 0}, "was ended"),
-        long=[
-            ("glm4moe", {"block_count": 5, "nextn_predict_layers": 3}, "incomplete, "),
-            ("glm4moe", {"attention.head_count": 0}, "glm4moe.gguf"),
-            ("qwen3next", {"ssm.time_step_rank": 0}, "qwen3next.gguf"),
-            ("bailingmoe3", {"kda.safe_gate": False}, "kda_safe_gate"),
-            ("deepseek2", {"attention.key_length_mla": 32}, "deepseek2.gguf"),
-        ],
-    ),
-)
-def test_damaged_files(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    arch: str,
-    changes: dict[str, object],
-    said: str,
-) -> None:
-    """An error that names the file, where some of these would end the process."""
-    monkeypatch.setattr(trial, "is_child", False)
-    path = write_model(arch, tmp_path / f"{arch}.gguf", changes=changes)
-    with pytest.raises(ModelFileError, match=said) as raised:
-        Model(path, mtp=True)
-    assert f"{arch}.gguf" in str(raised.value)
-
-
-def test_two_blocks_where_one_is_known(tmp_path: Path) -> None:
-    path = write_model("glm4moe", tmp_path / "two.gguf", 2)
-    with pytest.raises(ModelFileError, match="2 MTP blocks; glm4moe has one"):
-        Model(path)
-    Model(path, mtp=False).close()
-
-
 def test_a_session_without_mtp_copies_from_one_with_it(other: Model) -> None:
     text = made_up(other, 90)
     with (
@@ -350,3 +321,70 @@ def test_a_session_without_mtp_copies_from_one_with_it(other: Model) -> None:
         assert session.copy_from(drafting) == 89
         wanted = engine_of(fresh).target.save_state()
         assert engine_of(session).target.save_state() == wanted
+
+
+# -- models without a head -------------------------------------------------------------------------
+
+
+class Foretold(NgramLookup):
+    """Drafts what will come, and after it, as the last draft, something else."""
+
+    def __init__(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        super().__init__(6)
+        self.text = [*prompt, *answer, *[0] * 8]
+
+    def find(self) -> Match:
+        return Match(3, 3)
+
+    def drafts(self, match: Match, n: int) -> list[int]:
+        at = len(self.tokens)
+        return [*self.text[at : at + n - 1], self.text[at + n] + 1][:n]
+
+
+@pytest.mark.parametrize("rollback", ["auto", "replay"])
+@pytest.mark.parametrize("other", WITHOUT_HEADS, indirect=True)
+def test_drafts_from_the_text_do_not_change_it(other: Model, rollback: str) -> None:
+    """Part of them holds, and the rest is taken back; past the sliding window, too."""
+    prompt = prompt_of(other, 80)
+    (wanted,) = answers(other, [prompt], settings(0), 120, ignore_eos=True)
+    with Session(other, settings("auto", rollback=rollback)) as session:
+        told = script(engine_of(session), (0, 6), (0, 0), (0, 2), (0, 5))
+        ngrams = engine_of(session).drafting.ngrams
+        assert ngrams and not other.has_mtp
+        ngrams.texts = [Foretold(prompt, wanted.tokens)]
+        got = session.generate(prompt, max_tokens=120, ignore_eos=True).run()
+    compare(other, [prompt], [got], [wanted], least=0)
+    assert not told.asked, "there is no head to ask for drafts"
+    looked_up = got.telemetry.looked_up
+    assert looked_up["rounds"] == len(told.told_looked_up) > 20
+    assert 40 < looked_up["accepted"] < looked_up["drafted"]
+    assert got.telemetry.drafted == [] and got.telemetry.prompt_sync == ""
+
+
+@pytest.mark.parametrize("other", ["gemma3"], indirect=True)
+def test_a_cache_with_a_window_does_not_go_back_to_what_was_overwritten(other: Model) -> None:
+    """Cells beyond the window of one sequence are taken by another, although others are free."""
+    none = np.zeros(200, np.int8)
+    assert other.n_swa == plain.WINDOW
+    with Context(other, ContextOptions(512, 512, 512, 1, n_seq_max=2, unified=True)) as context:
+        for seq in (0, 1):
+            context.decode(made_up(other, 200), 0, none, seq=seq)
+        assert context.rewind(1) == 200
+        assert context.remove(150, 0)
+        context.decode(made_up(other, 80), 150, none[:80], seq=0)
+        assert 0 < context.rewind(1) < 200 - plain.WINDOW
+        assert not context.remove(20, 1)
+        assert context.remove(200 - context.rewind(1), 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("other", plain.ARCHITECTURES, indirect=True)
+def test_text_is_upstreams(other: Model, run_python: RunPython) -> None:
+    """Greedy, as upstream's library has it with the same driver."""
+    code = """
+with Model(sys.argv[1]) as model, Session(model, Settings(**SMALL)) as session:
+    found = session.generate(made_up(model, 97), max_tokens=32, ignore_eos=True).run().tokens
+"""
+    expected = computed_by("upstream", run_python, code, other.path)
+    prompt, got = prompt_of(other, 97), alone(other, prompt_of(other, 97), 32)
+    assert_same_tokens(other, prompt, got, expected, rounding(other, prompt))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, Settings, stream
+from pyllama_mtp.settings import MOST_TOKENS
 
 from .support import settings
 
@@ -83,6 +84,7 @@ def test_a_generation_piece_by_piece(demo: Model) -> None:
 
 
 def test_as_many_tokens_as_there_is_room_for(demo: Model) -> None:
+    assert next(stream(demo, "def main", max_tokens=MOST_TOKENS, n_threads=1))
     with Session(demo, settings(2, n_ctx=256)) as session:
         run = session.generate("def f(x):", max_tokens=-1, ignore_eos=True).run()
         assert run.finish_reason == "length"

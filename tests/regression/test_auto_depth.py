@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from pyllama_mtp import BatchSession, Model, Session, scheduler
 from pyllama_mtp.drafting import drafter
 from pyllama_mtp.drafting.depth import DepthController
 from pyllama_mtp.engine import Engine
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.round import speculate
 from pyllama_mtp.sequence import Sequence
@@ -97,12 +95,6 @@ def test_a_round_is_two_graphs_and_none_is_built_anew(
             if not isinstance(depths, Scripted):
                 assert len(built) > 9 and not any(built)
             session.reset()
-
-
-def test_a_fixed_depth_needs_a_head(demo_file: Path) -> None:
-    refused = pytest.raises(UsageError, match="without an MTP head; use draft_n_max=0 or 'auto'")
-    with Model(demo_file, mtp=False) as model, refused:
-        Session(model, settings(2))
 
 
 def test_what_a_step_without_drafts_takes(demo: Model, text: list[int]) -> None:

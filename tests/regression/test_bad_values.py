@@ -114,6 +114,9 @@ CALLS: dict[str, str] = {
     "Session(demo, settings(3, draft_window=64, prompt_sync='full'))": "draft_window 64 is not ",
     "Session(demo, settings(3, draft_vocab=[2048]))": "draft_vocab: token",
     "Session(demo, settings(3, draft_vocab=[3, 3]))": "draft_vocab: a token",
+    "Session(demo, settings(2, draft_vocab='full', draft_head_type='iq1_s'))": "importance matrix",
+    "Session(demo, settings(2, draft_vocab=300, draft_head_type='q4_k'))": "a row has 192",
+    "Session(Model(demo.path, mtp=False), settings(2))": "without an MTP head; use draft_n_max",
     "settings(3, rope={'rope_freq_base': 0})": "rope is",
     # -- models
     "Model(demo.path, lora=None)": "lora",

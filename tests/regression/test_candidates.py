@@ -21,11 +21,10 @@ from pyllama_mtp.llama.context import Context
 from pyllama_mtp.sampling.sampler import MOST_CANDIDATES
 
 from .support import made_up, settings
-from .test_greedy_tokens import edited
+from .test_greedy_tokens import REQUESTED, N, edited, marks_of
 from .twocontexts import trunk
 
-N = 43  # three graphs
-WANTED = [0, 3, 7, 20, 31, 40, 42]
+WANTED = REQUESTED["some"]
 WARM = Sampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.05)
 
 
@@ -40,8 +39,7 @@ def decode(target: Context, n_candidates: int | None) -> None:
     target.clear()
     target.set_greedy(n_candidates is not None)
     target.set_candidates(n_candidates or 0)
-    marks = np.isin(np.arange(N), WANTED).astype(np.int8)
-    target.decode(made_up(target.model, N), 0, marks)
+    target.decode(made_up(target.model, N), 0, marks_of(WANTED))
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 40, 255, 100_000])

@@ -122,27 +122,6 @@ def test_going_on_with_a_word_of_the_template(demo: Model) -> None:
     assert demo.detokenize(prompt, special=True).endswith(f"{turn}assistant")
 
 
-@pytest.mark.parametrize("depth", [0, 3, "auto"])
-def test_the_same_prompt_again_is_answered_at_once(demo: Model, depth: int | str) -> None:
-    """A prompt whose end the template changed is, too. Both get the text of a fresh session."""
-    words = " ".join(f"word{i}" for i in range(60))
-    asks = [{"role": "user", "content": f"{words}\nWhat is a list?"}]
-    options: dict[str, Any] = {"max_tokens": 20, "sampling": Sampling()}
-    large = settings(depth, n_ctx=1024, n_batch=512, n_ubatch=512)
-    with Session(demo, large) as session:
-        first = session.chat(asks, **options).run()
-        again = session.chat(asks, **options).run()
-        assert again.telemetry.n_prompt > 100
-        assert again.telemetry.n_prompt - again.telemetry.n_cached <= 16
-        assert again.tokens == first.tokens
-        prompt = ChatOptions().prompt(demo, asks)
-        other = [*prompt[:-3], *demo.tokenize(" Tell me.", add_special=False)]
-        more = session.generate(other, **options).run()
-        assert more.telemetry.n_cached >= len(prompt) - 16
-    with Session(demo, large) as session:
-        assert session.generate(other, **options).run().tokens == more.tokens
-
-
 def test_what_the_template_is_told(
     demo: Model, monkeypatch: pytest.MonkeyPatch, told: list[Any]
 ) -> None:

@@ -6,20 +6,15 @@ acceptance is seen: test_wrong_acceptance_is_seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
-from pyllama_mtp import round as one_round
-from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.sampling.sampler import Sampler
-from pyllama_mtp.sequence import Drafts
 
-from .distributions import OTHER, PLAIN, WAYS, Exact, compare, reference
+from .distributions import PLAIN, WAYS, Exact, compare, reference
 from .support import decode, plain_context, settings
 
 #: What follows is neither certain nor open, so texts stay likely for some tokens.
@@ -60,55 +55,6 @@ def test_frequencies_of_texts(demo: Model, exact: Exact, name: str, way: dict[st
         found, limit, accepted = compare(exact, session, SAMPLINGS[name], depth)
     assert found < limit
     assert 0.1 < accepted < 0.9, "drafts must have been both accepted and rejected"
-
-
-def spoil(monkeypatch: pytest.MonkeyPatch, usual: Sequence[int]) -> None:
-    """Drafts become any of the `usual` tokens, wherever they stand."""
-    rng, real = np.random.default_rng(3), HeadDrafter.draft
-
-    def draft(self: HeadDrafter, *args: Any) -> list[Drafts]:
-        made = real(self, *args)
-        return [Drafts([int(rng.choice(usual)) for _ in one.tokens]) for one in made]
-
-    monkeypatch.setattr(HeadDrafter, "draft", draft)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "depth"), [("cool", 3), ("plain", 1)])
-def test_frequencies_with_bad_drafts(
-    demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch, name: str, depth: int
-) -> None:
-    """Most of them are wrong, some of them right by chance."""
-    cells = exact.cells(SAMPLINGS[name], depth + 2)
-    usual = {token for text in cells for token in text[1:] if token != OTHER}
-    spoil(monkeypatch, sorted(usual))
-    with Session(demo, settings(depth)) as session:
-        found, limit, accepted = compare(exact, session, SAMPLINGS[name], depth)
-    assert found < limit
-    assert 0.02 < accepted < 0.3
-
-
-def second_draw(
-    drafts: Sequence[int], sample_row: Callable[[int], int], ends: Callable[[int], bool]
-) -> list[int]:
-    """Where a draft fails, draws from p once more instead of from p without the draft."""
-    tokens: list[int] = []
-    for row in range(len(drafts) + 1):
-        tokens.append(sample_row(row))
-        if row == len(drafts) or tokens[-1] != drafts[row]:
-            tokens[-1] = sample_row(row)
-            break
-    return tokens
-
-
-@pytest.mark.long  # unit/test_rejection.py has it by counting
-def test_wrong_acceptance_is_seen(
-    demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(one_round, "accept_best", second_draw)
-    with Session(demo, settings(3)) as session:
-        found, limit, _ = compare(exact, session, SAMPLINGS["top-k"], 3)
-    assert found > limit
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLINGS if name != "xtc"])

@@ -24,7 +24,6 @@ from .draftheads import (
     Newest,
     assert_part,
     context,
-    generated,
     logits_of,
     parts,
     set_head,
@@ -167,22 +166,3 @@ def test_the_usual_size(demo: Model, tmp_path: Path) -> None:
 
 
 # -- generations -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"rollback": "replay"}, {"p_min": 0.4}], ids=str)
-def test_fewer_tokens_fewer_accepted_drafts_the_same_text(
-    demo: Model, prompts: list[list[int]], seen: list[int], options: dict[str, object]
-) -> None:
-    """What is outside cannot be proposed. Probabilities are taken among the logits of the part."""
-    texts, shares = [], []
-    for size in ("full", 1024, 300):
-        seen.clear()
-        runs = generated(demo, prompts[::3], 3, draft_vocab=size, **options)
-        head, told = draft_head(demo.info, size), [run.telemetry for run in runs]
-        assert seen and (head is None or set(seen) <= set(head.ids.tolist()))
-        n_drafted = sum(sum(one.drafted) for one in told)
-        assert ("p_min" in options) == (n_drafted < 0.9 * 3 * sum(one.rounds for one in told))
-        shares.append(sum(sum(one.accepted) for one in told) / n_drafted)
-        texts.append([run.tokens for run in runs])
-    assert texts[0] == texts[1] == texts[2]
-    assert "p_min" in options or shares[0] > shares[1] > shares[2] > 0

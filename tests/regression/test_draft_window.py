@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Session
+from pyllama_mtp import Model
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
 from pyllama_mtp.settings import MOST_TOKENS
 
-from .support import N_CTX, assert_same_tokens, greedy, settings
+from .support import N_CTX, written
 from .twocontexts import ROUNDING, beside, context, turns
 
 #: First positions, to which every draft attends; N_FIRST of llama-mtp-window.cpp.
@@ -57,15 +57,8 @@ def test_windows_that_hide_nothing_change_no_bit(model: Model) -> None:
             assert (drafted(found)[1].tobytes() == whole) == same, window
 
 
-def test_texts_are_the_same(demo: Model, text: list[int], gap: float, seen: list[int]) -> None:
-    """Whatever a window does to drafts."""
-    prompt, texts, drafts = text[:300], [], []
-    for depth, window in ((0, 0), (3, 0), (3, N_CTX), (3, 1)):
-        seen.clear()
-        with Session(demo, settings(depth, draft_window=window)) as session:
-            texts.append(greedy(session, prompt, 48).tokens)
-        drafts.append([*seen])
-    for tokens in texts[1:]:
-        assert_same_tokens(demo, prompt, tokens, texts[0], gap)
-    _, whole, long, short = drafts
+def test_a_session_drafts_within_it(demo: Model, text: list[int]) -> None:
+    """The text is the same whatever a window does to drafts: test_same_text.py."""
+    found = [written(demo, text[:300], 48, 3, draft_window=n).telemetry for n in (0, N_CTX, 1)]
+    whole, long, short = ([pair.drafted for pair in told.pairs or ()] for told in found)
     assert whole == long != short

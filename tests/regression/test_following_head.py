@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Session
+from pyllama_mtp import BatchSession, Model
 from pyllama_mtp.drafting.head import HeadRows, draft_head, replace_draft_rows, set_draft_head
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
@@ -28,7 +28,7 @@ from .draftheads import (
     set_head,
     tokens_of,
 )
-from .support import draft_ids, greedy, scaled, settings
+from .support import draft_ids, scaled, settings
 
 IDS = np.arange(0, 700, 7, dtype=np.int32)
 #: Rows 0 and 99 among them; ids above and below those beside them.
@@ -180,50 +180,30 @@ def test_a_head_that_was_not_set(demo: Model, demo_file: Path, tmp_path: Path) -
 # -- generations -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "options"), [("file", {}), ("q8_0", {"p_min": 0.3})])
+@pytest.mark.parametrize(
+    ("n_sequences", "options"), [(1, {}), (1, {"draft_head_type": "q8_0", "p_min": 0.3}), (3, {})]
+)
 def test_more_drafts_are_accepted_and_the_text_stays(
-    demo: Model, prompts: list[list[int]], kind: str, options: dict[str, object]
+    demo: Model, prompts: list[list[int]], n_sequences: int, options: dict[str, object]
 ) -> None:
-    """256 rows of 2,048, on several texts one after the other: counted, not timed."""
-    chosen = {"draft_vocab": 256, "draft_head_type": kind, **options}
-    texts, rates, outside = [], [], []
+    """256 rows of 2,048, which follow the texts of all sequences: counted, not timed."""
+    texts, rates = [], []
     for follow in (False, True):
-        with Session(demo, settings(3, draft_follow=follow, **chosen)) as session:
-            runs = [greedy(session, prompt, 48) for prompt in prompts[:6]]
-            assert len(np.unique(draft_ids(session))) == 256
-        texts.append([run.tokens for run in runs])
-        rates.append(np.mean([run.telemetry.mean_accepted_length for run in runs]))
-        outside.append([run.telemetry.draft_vocab["replaced"] for run in runs])
-    assert texts[0] == texts[1]
-    assert rates[1] > 2 * rates[0]
-    assert sum(outside[0]) == 0 and all(n > 0 for n in outside[1])
-    counted = [run.telemetry.draft_vocab for run in runs]
-    assert [c["tokens"] for c in counted] == [len(run.tokens) - 1 for run in runs]
-    assert 0 < sum(c["outside"] for c in counted) < 0.3 * sum(c["tokens"] for c in counted)
-
-
-def missing_from(session: Session | BatchSession) -> list[int]:
-    """Four tokens that the draft head has not now."""
-    return np.setdiff1d(np.arange(2048), draft_ids(session))[100:104].tolist()
-
-
-def test_several_sequences(demo: Model, prompts: list[list[int]]) -> None:
-    """They share one draft vocabulary, which follows all of them."""
-    found = {}
-    for follow in (False, True):
-        chosen = settings(2, draft_vocab=256, draft_follow=follow)
-        with BatchSession(demo, chosen, n_sequences=3) as session:
-            batch = session.generate(prompts[:5], max_tokens=40).run()
-            found[follow] = [result.tokens for result in batch.results], batch.telemetry
-            each = [result.telemetry.draft_vocab for result in batch.results]
-            missing = missing_from(session)
-            session.generate([missing * 3], max_tokens=1).run()
+        chosen = settings(3, draft_vocab=256, draft_follow=follow, **options)
+        with BatchSession(demo, chosen, n_sequences) as session:
+            batch = session.generate(prompts[:6], max_tokens=48).run()
             ids, head = draft_ids(session), draft_head(demo.info, 256)
-        assert np.isin(missing, ids).all() == follow
-        assert head and np.array_equal(np.sort(ids), head.ids) != follow
-    assert found[False][0] == found[True][0]
-    rates = {key: total.mean_accepted_length for key, (_, total) in found.items()}
-    assert rates[True] > 2 * rates[False]
-    total = found[True][1].draft_vocab
-    for name in ("tokens", "outside", "replaced"):
-        assert total[name] == sum(one[name] for one in each) > 0
+            missing = np.setdiff1d(np.arange(2048), ids)[100:104].tolist()
+            session.generate([missing * 3], max_tokens=1).run()
+            assert np.isin(missing, draft_ids(session)).all() == follow
+        assert head and len(np.unique(ids)) == 256
+        assert np.array_equal(np.sort(ids), head.ids) != follow
+        texts.append([result.tokens for result in batch.results])
+        rates.append(batch.telemetry.mean_accepted_length)
+        each, total = [one.telemetry.draft_vocab for one in batch.results], batch.telemetry
+        for name in ("tokens", "outside", "replaced"):
+            assert total.draft_vocab[name] == sum(one[name] for one in each)
+        assert all(one["replaced"] > 0 for one in each) == follow
+    assert texts[0] == texts[1] and rates[1] > 2 * rates[0]
+    assert [one["tokens"] for one in each] == [len(tokens) - 1 for tokens in texts[1]]
+    assert 0 < total.draft_vocab["outside"] < 0.3 * total.draft_vocab["tokens"]

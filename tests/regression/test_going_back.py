@@ -102,6 +102,7 @@ DECODES: dict[str, tuple[list[dict[int, int]], list[int]]] = {
     "as many as there are rows": ([{0: 2, 2: 2}], [1, 0, 1]),
     "single rows": ([{0: 2, 2: 2}, {0: 1, 2: 1}], [0, 0, 0]),
     "after another decode": ([{0: 4, 1: 4}, {2: 1}], [0, 0, 0]),
+    "more than can be taken back": ([{0: SNAPSHOTS + 2}], [0, 0, 0]),
     "ragged": ([RAGGED], [0, 0, 0]),
     "more than a graph": ([{0: 6, 1: 6, 2: 6}], [0, 0, 0]),
 }

@@ -8,24 +8,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.llama.contextoptions import Node
 
-from ..marks import usual
-from ..processes import RunPython
-from .support import computed_by, made_up
+from .support import made_up
+from .test_greedy_tokens import REQUESTED, in_graphs, marks_of
+from .test_greedy_tokens import N as N_TOKENS
 from .twocontexts import rows_of, trunk, turns
 
-Int8s = npt.NDArray[np.int8]
-
 #: Sizes that are no dimension of either model, so that a shape shows what it is made of.
-N_UBATCH, N_TOKENS = 19, 43
+N_UBATCH = 19
 COMMON = {"n_ctx": 256, "n_batch": 57, "n_ubatch": N_UBATCH, "n_threads": 1, "n_outputs_max": 57}
 #: The operations that K and V of the block take, those without data movement apart.
 KV_ONLY_OPS = {
@@ -39,32 +35,18 @@ KV_ONLY_OPS = {
 NO_WORK = {"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 
 
-#: Entries of a batch of N_TOKENS whose logits are wanted: none, the last, some of each graph, some
-#: of the second graph only, all.
-REQUESTED: dict[str, Sequence[int]] = {
-    "none": (),
-    "last": (N_TOKENS - 1,),
-    "some": (0, 3, 7, 20, 40, 42),
-    "second": (19, 30, 37),
-    "all": range(N_TOKENS),
-}
 SOME_ROWS = pytest.mark.parametrize(
     "requested",
     [
         pytest.param(rows, id=name, marks=pytest.mark.long if name in ("last", "second") else ())
-        for name, rows in REQUESTED.items()
+        for name, rows in {"none": (), **REQUESTED}.items()
     ],
 )
 
 
-def marks_of(requested: Sequence[int], n: int = N_TOKENS) -> Int8s:
-    return np.isin(np.arange(n), list(requested)).astype(np.int8)
-
-
-def per_graph(requested: Sequence[int], n: int = N_TOKENS) -> list[int]:
+def per_graph(requested: Sequence[int]) -> list[int]:
     """How many of the requested rows each graph has."""
-    marks = marks_of(requested, n)
-    return [int(marks[start : start + N_UBATCH].sum()) for start in range(0, n, N_UBATCH)]
+    return in_graphs(requested, N_UBATCH)
 
 
 TOKENS_PER_GRAPH = per_graph(REQUESTED["all"])
@@ -165,7 +147,7 @@ def test_the_block_alone_is_upstreams(model: Model, slices: bool) -> None:
     """Run whole for every token, whatever the switch of the trunk says; that of qwen3next behind
     its attention for output rows."""
     states = np.random.default_rng(0).standard_normal((N_TOKENS, model.n_embd)).astype("f4")
-    for requested in REQUESTED.values():
+    for requested in ((), *REQUESTED.values()):
         with trunk(model, **COMMON, trace=True, mtp_head=True, slice=slices) as block:
             block.decode(made_up(model, N_TOKENS), 0, marks_of(requested), states)
             nodes = block.nodes()
@@ -174,18 +156,6 @@ def test_the_block_alone_is_upstreams(model: Model, slices: bool) -> None:
             wanted = per_graph(requested) if sliced else TOKENS_PER_GRAPH
             assert rows_of(nodes, name) == wanted, name
         assert rows_of(nodes, "result_output") == per_graph(requested)
-
-
-def test_switches_act_on_the_next_batch(model: Model) -> None:
-    """Batches of one shape: llama.cpp would use the graph of before the switch again."""
-    tokens, some = made_up(model, N_UBATCH), marks_of((1, 5), N_UBATCH)
-    with trunk(model, **COMMON, trace=True) as target:
-        for on in (True, False, True):
-            target.library.lib.llama_mtp_set_slice(target.handle, on)
-            target.clear()
-            target.decode(tokens, 0, some)
-            (norm,) = (node.rows for node in target.nodes() if node.name == "norm")
-            assert norm == (2 if on else N_UBATCH)
 
 
 @pytest.mark.parametrize("n_seqs", [2, 4])
@@ -200,50 +170,3 @@ def test_a_product_reads_its_weights_once_for_all_sequences(model: Model, n_seqs
 
 
 # -- upstream's graphs -----------------------------------------------------------------------------
-
-#: Model file; the nodes of full batches on a target and on a draft context. (Others have no inputs
-#: for batches of tokens and embeddings.)
-CODE = f"""
-found = {{}}
-with Model(sys.argv[1]) as model:
-    tokens = made_up(model, {3 * N_UBATCH})
-    states = np.zeros((len(tokens), model.n_embd), dtype=np.float32)
-    for flash_attn in ("on", "off"):
-        for tap in ("off", "all", "outputs"):
-            for head in (False, True):
-                if head and tap == "all" and model.architecture == "qwen3next":
-                    continue  # its rows are the outputs', and upstream would read more
-                options = dict({COMMON!r}, tap=tap, flash_attn=flash_attn, mtp_head=head)
-                options |= dict(slice=True, trace=True)
-                for wanted in {[list(REQUESTED[name]) for name in ("some", "none", "all")]!r}:
-                    if wanted != {list(REQUESTED["some"])!r} and flash_attn == "off":
-                        continue  # each is seen with the other attention
-                    with Context(model, ContextOptions(**options)) as context:
-                        marks = np.isin(np.arange({3 * N_UBATCH}), wanted).astype(np.int8)
-                        context.decode(tokens, 0, marks, states if head else None)
-                        found[f"{{head}} {{tap}} {{flash_attn}} {{wanted}}"] = [
-                            (n.name, n.op, n.shape) for n in context.nodes()
-                        ]
-"""
-
-
-@pytest.mark.parametrize("name", usual("demo_file", long=["next_file", "moe_file"]))
-def test_with_everything_off_the_graphs_are_upstreams(
-    run_python: RunPython, name: str, request: pytest.FixtureRequest
-) -> None:
-    """Name by name, operation by operation, shape by shape: target and draft context; but for what
-    reads and writes the states of delta nets, which is one node here."""
-
-    def rest(nodes: list[tuple[str, str, list[int]]]) -> list[tuple[str, str, list[int]]]:
-        return [
-            (re.sub(r"\d+", "", name), op, shape)
-            for name, op, shape in nodes
-            if op not in NO_WORK and not op.startswith("GATED_DELTA_NET")
-            if "cache_s_l" not in name and not (op == "GET_ROWS" and name.startswith("node_"))
-        ]
-
-    file: Path = request.getfixturevalue(name)
-    upstreams, ours = (computed_by(v, run_python, CODE, file) for v in ("upstream", "patched"))
-    for case, wanted in upstreams.items():
-        assert len(wanted) > 100
-        assert rest(ours[case]) == rest(wanted), case

@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from pyllama_mtp import Model, Session
+from pyllama_mtp import Model
 from pyllama_mtp.drafting import head as drafthead
 from pyllama_mtp.drafting.head import draft_head, set_draft_head
 from pyllama_mtp.errors import UsageError
@@ -21,7 +21,6 @@ from pyllama_mtp.settings import HEAD_TYPES
 
 from ..trimmed import head_rows, write_trimmed
 from .draftheads import context, logits_of, set_head
-from .support import draft_ids, greedy, settings
 
 
 def everything(model: Model) -> np.ndarray:
@@ -97,55 +96,10 @@ def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -
         assert logits_of(draft).shape[1] == 10
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("q8_0", {"draft_vocab": "full", "draft_sampling": True}), ("q4_0", {"draft_vocab": 512})],
-)
-def test_the_text_is_the_same(
-    demo: Model, demo_prompts: list[str], kind: str, options: dict[str, object]
-) -> None:
-    """Drafts are still accepted far more often than by chance."""
-    texts, shares = [], []
-    for type_ in ("file", kind):
-        with Session(demo, settings(3, draft_head_type=type_, **options)) as session:
-            runs = [greedy(session, prompt, 24) for prompt in demo_prompts[:5]]
-            ids = draft_ids(session)
-        told = [run.telemetry for run in runs]
-        shares.append(sum(sum(t.accepted) for t in told) / sum(sum(t.drafted) for t in told))
-        texts.append([run.tokens for run in runs])
-    assert texts[0] == texts[1]
-    assert ids is not None and len(ids) == (512 if kind == "q4_0" else demo.n_vocab)
-    assert shares[1] > 0.7 * shares[0] > 0.1
-
-
 def test_the_files_own_type_over_the_whole_vocabulary(demo: Model) -> None:
     """Nothing to convert: no second head in memory."""
     assert draft_head(demo.info, "full", "f16") is None
     assert draft_head(demo.info, "full", "file") is None
-
-
-@pytest.mark.parametrize("vocab", ["full", 512])
-def test_memory_of_a_type(demo: Model, vocab: str | int) -> None:
-    found = {}
-    for kind in ("q8_0", "q4_0"):
-        with Session(demo, settings(2, draft_vocab=vocab, draft_head_type=kind)) as session:
-            found[kind] = session.memory()["target_context"]
-    n = demo.n_vocab if vocab == "full" else vocab
-    assert found["q8_0"] - found["q4_0"] == n * demo.n_embd // 2
-
-
-REFUSED = {
-    "iq2_xxs": "importance matrix; use one that needs none",
-    "iq1_s": "importance matrix",
-    "q4_k": "token_embd.weight cannot .*: it has blocks of 256 values, and a row has 192",
-    "iq4_xs": "blocks of 256",
-}
-
-
-@pytest.mark.parametrize(("kind", "why"), REFUSED.items(), ids=REFUSED)
-def test_types_that_cannot_be(demo: Model, kind: str, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        Session(demo, settings(2, draft_head_type=kind, draft_vocab="full"))
 
 
 def test_a_trimmed_head_of_a_file(demo_file: Path, tmp_path: Path) -> None:

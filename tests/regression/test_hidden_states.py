@@ -13,8 +13,7 @@ from pyllama_mtp.errors import ContextClosedError
 from pyllama_mtp.llama.batch import Batch, Floats, Ints
 from pyllama_mtp.llama.context import Context
 
-from ..processes import RunPython
-from .support import EDGES, N_BATCH, cached, computed_by, made_up, scaled, settings
+from .support import EDGES, N_BATCH, cached, made_up, scaled, settings
 from .test_tap import normalized
 from .twocontexts import every, trunk
 
@@ -86,6 +85,8 @@ def test_the_last_row_alone(demo: Model) -> None:
         again = session.hidden_states(tokens[:N_BATCH])
     assert np.array_equal(rows, kept) and np.array_equal(last, rows[-1:])
     assert np.array_equal(again, rows[:N_BATCH])
+    with pytest.raises(ContextClosedError):
+        session.hidden_states(tokens)
 
 
 @pytest.mark.parametrize("how", [{}, {"prompt_sync": "full"}, {"hidden": "pre-norm"}])
@@ -104,25 +105,3 @@ def test_the_text_of_the_session_goes_on(demo: Model, how: dict[str, Any]) -> No
     assert texts[0].tokens == texts[1].tokens
     assert texts[0].telemetry.accepted == texts[1].telemetry.accepted
     assert texts[0].telemetry.n_cached == len(before)
-
-
-def test_a_session_that_is_closed(demo: Model) -> None:
-    with Session(demo, settings(3)) as session:
-        pass
-    with pytest.raises(ContextClosedError):
-        session.hidden_states("import")
-
-
-def test_upstreams_library_has_none(demo: Model, run_python: RunPython) -> None:
-    code = """
-from pyllama_mtp.errors import UsageError
-with Model(sys.argv[1]) as model, Session(model, Settings(draft_n_max=0, **SMALL)) as session:
-    try:
-        session.hidden_states("import")
-    except UsageError as error:
-        found = str(error)
-    session.generate("import", max_tokens=2).run()
-"""
-    assert "hidden-state tap is not possible" in computed_by(
-        "upstream", run_python, code, demo.path
-    )

@@ -4,16 +4,13 @@ processed images are used again. The encoder has random weights."""
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session, Settings
+from pyllama_mtp import BatchSession, Model, Session, Settings
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.images import Pixels
 from pyllama_mtp.llama.batch import Batch
@@ -25,7 +22,7 @@ from ..conftest import loading_at_once
 from ..marks import usual
 from ..plain import write_model
 from ..processes import RunPython
-from .support import N_UBATCH, Scripted, answers, engine_of, made_up
+from .support import N_UBATCH, answers, engine_of, made_up
 from .twocontexts import context, none, one_sequence, state, trunk
 
 #: By name: the text, and which images it shows.
@@ -44,13 +41,6 @@ def picture(seed: int, height: int, width: int) -> Pixels:
 #: "b" has more tokens than a graph.
 PICTURES = {"a": picture(1, 96, 160), "b": picture(2, 320, 256), "c": picture(3, 64, 256)}
 SETTINGS = Settings(n_ctx=512, n_batch=64, n_ubatch=N_UBATCH, n_threads=1, ngram=False)
-
-
-@pytest.fixture(scope="module")
-def vision(demo: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
-    path = write_synthetic_mmproj(tmp_path_factory.mktemp("vision") / "mm.gguf", demo.n_embd_inp)
-    with Vision(demo, path, n_threads=1) as found:
-        yield found
 
 
 def of(name: str) -> tuple[str, list[Pixels]]:
@@ -135,19 +125,6 @@ def test_drafts_change_no_text(demo: Model, vision: Vision) -> None:
     assert len(texts) == 1 and len({str(answer.tokens) for answer in got}) == len(PROMPTS)
 
 
-def test_pixels_count(demo: Model, vision: Vision) -> None:
-    """Another image in the same place gives another text: the model does see it."""
-    with Session(demo, SETTINGS, vision=vision) as session:
-        text, _ = of("first")
-        answers = {
-            tuple(
-                session.generate(text, images=[picture(seed, 96, 96)], max_tokens=20).run().tokens
-            )
-            for seed in range(4)
-        }
-    assert len(answers) > 1
-
-
 def test_a_processed_image_is_used_again(demo: Model, vision: Vision) -> None:
     """A prompt that goes on after an image starts behind it; with another image in its place, from
     before it. The texts are those of new sessions."""
@@ -164,20 +141,6 @@ def test_a_processed_image_is_used_again(demo: Model, vision: Vision) -> None:
         with Session(demo, SETTINGS, vision=vision) as fresh:
             whole = fresh.generate(longer, images=shown, max_tokens=24).run()
             assert whole.tokens == answer.tokens
-
-
-def test_another_question_about_an_image(demo: Model, vision: Vision) -> None:
-    """Starts behind the image, and gives the text of a new session; so does a prompt that was
-    processed ahead of time."""
-    (text, images), last = of("first"), f"{HERE} Where is"
-    with Session(demo, SETTINGS, vision=vision) as session:
-        whole = session.generate(last, images=images, max_tokens=24).run()
-        session.reset()
-        ahead = session.process(vision.prompt(text, images))
-        assert ahead.n_left == 0 and ahead.n_prompt > whole.telemetry.n_image_tokens
-        again = session.generate(last, images=images, max_tokens=24).run()
-        assert again.telemetry.n_cached > again.telemetry.n_image_tokens > N_UBATCH
-        assert again.tokens == whole.tokens
 
 
 def test_a_batch_of_chats(demo: Model, vision: Vision) -> None:
@@ -269,54 +232,6 @@ def test_saved_and_restored(demo: Model, vision: Vision, tmp_path: Path, name: s
     with Session(demo, SETTINGS, vision=vision) as session:
         fresh = session.generate(longer, images=others, max_tokens=24).run()
         assert fresh.tokens == other.tokens
-
-
-def test_the_depth_changes_after_an_image(demo: Model, vision: Vision) -> None:
-    """draft_n_max="auto": from no draft to six and back, and the text stays that without drafts."""
-    with Session(demo, dataclasses.replace(SETTINGS, draft_n_max=0), vision=vision) as session:
-        plain = [text_of(session, name, 80) for name in ("first", "several")]
-    auto = dataclasses.replace(SETTINGS, draft_n_max="auto")
-    with Session(demo, auto, vision=vision) as session:
-        depths = engine_of(session).drafting.depths = Scripted(0, 6, 1, 0, 3, 2, 5)
-        assert [text_of(session, name, 80) for name in ("first", "several")] == plain
-    assert {0, 6} <= {*depths.asked} and sum(accepted for *_, accepted in depths.told) > 0
-
-
-def test_a_grammar_after_an_image(demo: Model, vision: Vision) -> None:
-    """The answer follows it, with drafts and forced tokens, and is that without drafts."""
-    pytest.importorskip("llguidance")
-    schema = {
-        "type": "object",
-        "properties": {"shape": {"enum": ["circle", "square"]}, "count": {"type": "integer"}},
-        "required": ["shape", "count"],
-    }
-    texts, forced = [], 0
-    for depth in (0, 3):
-        settings = dataclasses.replace(SETTINGS, draft_n_max=depth)
-        with Session(demo, settings, vision=vision) as session:
-            for kind in (Grammar.json_schema(schema), Grammar.regex("[a-z ]{24}")):
-                text, images = of("first")
-                sampling = Sampling(temperature=0.8, seed=3, grammar=kind)
-                answer = session.generate(text, images=images, sampling=sampling).run()
-                texts.append(answer.text)
-                forced += answer.telemetry.forced
-    assert texts[:2] == texts[2:] and json.loads(texts[0])["shape"] in ("circle", "square")
-    assert re.fullmatch("[a-z ]{24}", texts[1]) and forced > 0
-
-
-def test_a_model_without_a_head_sees(
-    demo: Model, vision: Vision, tmp_path: Path, demo_file: Path
-) -> None:
-    """The demo without its head gives the text of the demo with it."""
-    with Session(demo, SETTINGS, vision=vision) as session:
-        whole = {name: text_of(session, name) for name in PROMPTS}
-    with (
-        Model(demo_file, mtp=False) as headless,
-        Vision(headless, vision.path, n_threads=1) as encoder,
-        Session(headless, SETTINGS, vision=encoder) as session,
-    ):
-        assert not headless.has_mtp
-        assert {name: text_of(session, name) for name in PROMPTS} == whole
 
 
 @pytest.mark.parametrize("arch", usual("llama", "mamba", long=["gemma3", "qwen3", "k2-horizon"]))

@@ -16,15 +16,16 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.errors import FatalDecodeError
-from pyllama_mtp.llama.batch import Batch, Ints
+from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
 
 from ..marks import usual
 from ..trimmed import write_untied
 from .kvstate import CARRY_VERSION, KVState
-from .support import EDGES, N_BATCH, N_UBATCH, made_up, scaled
+from .support import EDGES, N_BATCH, N_UBATCH, made_up
 from .twocontexts import (
     CACHES,
+    TOLERANCE,
     Marks,
     TwoContexts,
     agree,
@@ -41,12 +42,6 @@ from .twocontexts import (
     turns,
 )
 
-#: Largest difference, as a share of the largest entry, where graphs differ: exact caches, and
-#: quantized ones (a rounding difference may move a value by one step of 1/127).
-TOLERANCE = {
-    cache: min(scaled(share), 0.05)
-    for cache, share in {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}.items()
-}
 #: Sequences of one batch.
 LENGTHS = (5, 19, 11)
 
@@ -148,15 +143,6 @@ def test_whatever_rows_are_outputs(model: Model, marks: Callable[[int], Marks]) 
     check(model, [one_sequence(made_up(model, n), outputs=marks(n))])
 
 
-def test_batches_of_every_size(model: Model) -> None:
-    """One after the other, so that the carry goes from each to the next."""
-    batches, start = [], 0
-    for n in (1, 1, 2, 5, 16, 1, 17, 33, 3, 1):
-        batches.append(one_sequence(made_up(model, n, start), start))
-        start += n
-    check(model, batches)
-
-
 @pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
 @pytest.mark.parametrize("unified", [True, False])
 def test_sequences_in_turn(model: Model, unified: bool, hidden: str) -> None:
@@ -214,23 +200,6 @@ def test_rounds_that_go_back(model: Model, hidden: str) -> None:
             n_equal += agree(drafts_of(found, newest), wanted.draft(newest, 5))
             assert_in_step(found, wanted)
         assert n_equal >= len(rounds) - 1
-
-
-@pytest.mark.parametrize("kept", [1, 2, 3])
-def test_as_if_the_rejected_had_never_been(model: Model, kept: int) -> None:
-    """Cache, carry and drafts after going back, and after what is decoded next."""
-    exact = {"type_k": "f32", "type_v": "f32", "n_rs_seq": DEPTH}
-    with context(model, **exact) as found, context(model, **exact) as wanted:
-        for one, n in ((found, DEPTH + 1), (wanted, kept)):
-            one.decode_batch(one_sequence(made_up(model, N)))
-            one.decode_batch(verified(model, N, 300, n))
-        assert found.remove(N + kept)
-        for start in (N + kept, N + kept + 2):
-            drafts = [drafts_of(one, 7) for one in (found, wanted)]
-            assert drafts[0] == drafts[1]
-            assert_close(state(found), state(wanted), TOLERANCE["f32"])
-            for one in (found, wanted):
-                one.decode_batch(verified(model, start, 600 + start, 2))
 
 
 @pytest.mark.parametrize("back", [0, 2])
@@ -356,21 +325,3 @@ def test_a_block_with_tables_of_its_own(untied_file: Path, n: int) -> None:
             for newest in (3, 99, 1500):
                 n_equal += agree(drafts_of(found, newest, 6), wanted.draft(newest, 6))
             assert n_equal >= 2
-
-
-def test_a_mixed_batch_goes_by_sequence(model: Model) -> None:
-    """Which row belongs to which sequence, where a graph takes tokens in an order of its own: equal
-    texts leave equal caches, whatever the order of the batch."""
-    n, several = 6, {"n_seq_max": 2, "unified": True, "type_k": "f32", "type_v": "f32"}
-    tokens: Ints = np.concatenate([made_up(model, n), made_up(model, n, 60)])
-    positions = np.concatenate([np.arange(n), np.arange(n)]).astype(np.int32)
-    seqs = np.repeat(np.arange(2), n).astype(np.int32)
-    states = []
-    for order in (np.arange(2 * n), np.argsort(positions, kind="stable")):
-        with context(model, **several) as found:
-            columns = tokens[order], positions[order], seqs[order]
-            found.decode_batch(Batch(*columns, last(2 * n)))
-            states.append([state(found, seq) for seq in range(2)])
-    for a, b in zip(*states, strict=True):
-        assert_same(a, b)
-    assert states[0][0].carry.tobytes() != states[0][1].carry.tobytes()

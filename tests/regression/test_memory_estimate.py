@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, Settings, memory
@@ -19,6 +20,7 @@ from pyllama_mtp.settings import RopeScaling
 
 from ..adapters import trunk, write_adapter
 from ..marks import usual
+from ..trimmed import write_trimmed
 from ..workers import worker
 from .support import engine_of, made_up
 
@@ -40,6 +42,7 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("moe", {"n_ctx": 512, "draft_n_max": "auto"}, 3),
     ("quantized", {"n_ctx": 1024, "draft_n_max": 3, "draft_head_type": "q8_0"}, 1),
     ("quantized", {"n_ctx": 16384, "draft_n_max": 1, "cache_type_k": "q4_0"}, 2),
+    ("trimmed", {"n_ctx": 512, "draft_n_max": 3}, 1),
 ]
 
 
@@ -48,6 +51,13 @@ def quantized_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights, in 4 bits."""
     path = tmp_path_factory.mktemp("m") / "m.gguf"
     return write_synthetic(path, "tiny", "q4_0")
+
+
+@pytest.fixture(scope="module")
+def trimmed_file(demo_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with a head over a part of the vocabulary."""
+    ids = np.arange(1, 2048, 3)
+    return write_trimmed(demo_file, tmp_path_factory.mktemp("m") / "t.gguf", ids, ids)
 
 
 def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[str, int]]:

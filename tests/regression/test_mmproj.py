@@ -24,6 +24,7 @@ from pyllama_mtp.models.mmproj import (
 from ..conftest import loading_at_once
 from ..marks import usual
 from ..plain import write_model
+from ..trimmed import add_values, finish
 
 
 @pytest.fixture
@@ -33,19 +34,13 @@ def mmproj(demo: Model, tmp_path: Path) -> Path:
 
 def test_files_that_do_not_fit(demo: Model, demo_file: Path, mmproj: Path, tmp_path: Path) -> None:
     other = write_synthetic_mmproj(tmp_path / "other.gguf", demo.n_embd_inp + 1)
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(mmproj.read_bytes()[:-1000])
     audio = tmp_path / "audio.gguf"
     writer = GGUFWriter(audio, "clip")
     writer.add_bool("clip.has_audio_encoder", True)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
+    finish(writer, {})
     cases = [
         (other, f"models of width {demo.n_embd_inp + 1}"),
         (demo_file, "not an mmproj file"),
-        (cut, "truncated|shorter|end"),
         (audio, "encoder of audio"),
         (tmp_path / "none.gguf", "no such"),
     ]
@@ -60,18 +55,14 @@ def write_other_tower(
     """An encoder of LightOnOCR or Gemma 3 with random weights; or one that says it is another."""
     width, n_ff = 32, 64
     writer = GGUFWriter(path, "clip")
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_bool("clip.use_silu", True)
-    writer.add_string("clip.projector_type", kind)
+    switches = {"has_vision_encoder": True, "use_silu": True, "projector_type": kind}
     numbers = {
         **{"projection_dim": n_embd, "embedding_length": width, "feed_forward_length": n_ff},
         **{"attention.head_count": 2, "block_count": 1, "patch_size": 16, "image_size": 256},
+        **{"attention.layer_norm_epsilon": 1e-5, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     }
-    for name, number in numbers.items():
-        writer.add_uint32(f"clip.vision.{name}", number)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
-    for name in ("image_mean", "image_std"):
-        writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
+    add_values(writer, {f"clip.{name}": value for name, value in switches.items()})
+    add_values(writer, {f"clip.vision.{name}": value for name, value in numbers.items()})
     tensors: dict[str, tuple[int, ...]] = {
         "v.patch_embd.weight": (width, 3, 16, 16),
         **{f"v.blk.0.attn_{part}.weight": (width, width) for part in ("q", "k", "v", "out")},
@@ -82,15 +73,12 @@ def write_other_tower(
         # Gemma 3 has these two instead.
         **{"mm.input_projection.weight": (width, n_embd), "mm.soft_emb_norm.weight": (width,)},
     }
-    rng = np.random.default_rng(3)
+    rng, drawn = np.random.default_rng(3), {}
     for name, shape in tensors.items():
         last = name.removesuffix(".weight").rpartition(".")[2]
-        drawn = rng.standard_normal(shapes.get(last, shape), dtype=np.float32)
-        writer.add_tensor(name, drawn / np.sqrt(shape[-1], dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        numbers_of = rng.standard_normal(shapes.get(last, shape), dtype=np.float32)
+        drawn[name] = numbers_of / np.sqrt(shape[-1], dtype=np.float32)
+    finish(writer, drawn)
     return path
 
 

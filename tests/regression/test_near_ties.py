@@ -27,6 +27,8 @@ def test_they_are_where_the_best_two_logits_are_close(moe: Model) -> None:
     prompt = made_up(moe, 40).tolist()
     with Session(moe, settings(0)) as session:
         tokens, ties = watched(session, prompt)
+        asked = {"max_tokens": N_TOKENS, "ignore_eos": True, "log_ties": True}
+        both = session.generate(prompt, logprobs=1, **asked).run()
     wanted = []
     for index, token in enumerate(tokens):
         logits = last_logits(moe, [*prompt, *tokens[:index]])
@@ -35,7 +37,8 @@ def test_they_are_where_the_best_two_logits_are_close(moe: Model) -> None:
         if logits[best] - logits[second] <= NEAR_TIE * abs(logits[best]):
             wanted.append((index, best, second))
     assert 0 < len(wanted) < N_TOKENS
-    assert [(tie.index, tie.token, tie.other) for tie in ties] == wanted
+    for found in (ties, both.telemetry.near_ties or []):  # with log probabilities, from all logits
+        assert [(tie.index, tie.token, tie.other) for tie in found] == wanted
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -45,21 +48,6 @@ def test_drafts_do_not_change_them(demo: Model, moe: Model, text: list[int], dep
             (tokens, ties), (drafted, found) = watched(off, prompt), watched(on, prompt)
         if model.same_bits:
             assert (drafted, found) == (tokens, ties)
-
-
-def test_with_log_probabilities(moe: Model) -> None:
-    """All logits are fetched then, and the ties are the same."""
-    prompt = made_up(moe, 40).tolist()
-    with Session(moe, settings(0)) as session:
-        _, ties = watched(session, prompt)
-        both = session.generate(
-            prompt, max_tokens=N_TOKENS, ignore_eos=True, log_ties=True, logprobs=1
-        ).run()
-    assert len(both.logprobs) == N_TOKENS
-    found = both.telemetry.near_ties or []
-    assert [(tie.index, tie.token, tie.other) for tie in found] == [
-        (tie.index, tie.token, tie.other) for tie in ties
-    ]
 
 
 def test_only_greedy_text_has_them(demo: Model, text: list[int]) -> None:

@@ -4,7 +4,7 @@ left their places, and that an earlier process has read."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ import pytest
 from pyllama_mtp import Answer, BatchSession, Generation, Model, Sampling, Session
 from pyllama_mtp.checkpoints import ALIKE
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
-from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
 from ..marks import usual
 from .support import assert_same_tokens, cached, engine_of, settings
@@ -310,13 +309,6 @@ def test_the_oldest_files_make_way(demo: Model, texts: list[list[int]], tmp_path
 
 
 # -- images ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def vision(demo: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
-    path = write_synthetic_mmproj(tmp_path_factory.mktemp("vision") / "mm.gguf", demo.n_embd_inp)
-    with Vision(demo, path, n_threads=1) as found:
-        yield found
 
 
 def test_images_are_stored_by_what_they_show(

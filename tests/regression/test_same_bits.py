@@ -15,7 +15,6 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.engine import Engine
-from pyllama_mtp.llama import native
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.machine import Threads
@@ -143,24 +142,6 @@ def test_no_bit_depends_on_the_number_of_threads(
         found.append(np.stack(parts).tobytes())
     assert numbers == {(0, 1), (1, 3), (2, 1), (2, 2), (2, 3)}
     assert found[0] == found[1] == found[2]
-
-
-def test_upstream_differs_here(shape: str, tmp_path: Path) -> None:
-    """What is tested above can fail: upstream's bits do depend on the rows."""
-    write_synthetic(tmp_path / "m.gguf", shape, "f16", n_embd=256)
-    switch = native.load().lib.pyllama_set_cpu_changes
-    try:
-        switch(False)
-        with (
-            Model(tmp_path / "m.gguf", mtp=False, n_gpu_layers=0) as model,
-            plain_context(model, n_ctx=1024, n_batch=600, n_outputs_max=8) as context,
-        ):
-            state = begin(context, 600)
-            alone, together = rows(context, state, [1] * 8), rows(context, state, [8])
-    finally:
-        switch(True)
-    assert together.tobytes() != alone.tobytes()
-    assert np.abs(together - alone).max() < 0.05 * np.ptp(alone)
 
 
 @pytest.mark.parametrize("flash_attn", ["on", "off"])

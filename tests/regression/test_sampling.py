@@ -1,19 +1,24 @@
 """At temperature > 0 each token takes one number of one generator, in order: a seed gives the
 same text with and without MTP. That the text is a draw from the target's own distribution is in
 test_distribution.py.
+Functions of the user's that change logits are called as plain decoding would call them.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
 
 from ..marks import usual
-from .support import assert_same_tokens, rounding, settings
+from .distributions import PLAIN, WAYS
+from .support import settings
+from .test_same_text import no_repeats
 
 WARM = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 HOT = Sampling(temperature=1.2, top_k=0, top_p=1.0, min_p=0.0)
@@ -39,15 +44,6 @@ def test_a_seed_gives_the_same_text(
     assert equal >= 0.5 * n_seeds
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 9])
-def test_max_tokens(demo: Model, text: list[int], n: int) -> None:
-    """Exactly so many, however they fall into rounds."""
-    with Session(demo, settings(4)) as session:
-        run = session.generate(text[:20], max_tokens=n, ignore_eos=True).run()
-    assert len(run.tokens) == run.telemetry.n_generated == n
-    assert (run.text, run.finish_reason) == (demo.detokenize(run.tokens, special=False), "length")
-
-
 def test_stop_strings(demo: Model, text: list[int]) -> None:
     """Text ends before the first stop string, wherever it lies in a round or across tokens."""
     with Session(demo, settings(4)) as on:
@@ -63,26 +59,37 @@ def test_stop_strings(demo: Model, text: list[int]) -> None:
             assert "".join(pieces) == run.text
 
 
-def test_end_token(demo: Model, demo_prompts: list[str], text: list[int]) -> None:
-    """An end token ends the generation, is not in the text, and nothing comes after it."""
-    gap = rounding(demo, text[:97])
-    ended = 0
-    with Session(demo, settings(0)) as off, Session(demo, settings(4)) as on:
-        for prompt in demo_prompts[:10]:
-            tokens = demo.tokenize(prompt, parse_special=True)
-            plain = off.generate(tokens, max_tokens=60).run()
-            mtp = on.generate(tokens, max_tokens=60).run()
-            assert_same_tokens(demo, tokens, mtp.tokens, plain.tokens, gap)
-            assert not any(demo.is_end(token) for token in mtp.tokens[:-1])
-            if mtp.finish_reason == "eos":
-                ended += 1
-                assert demo.is_end(mtp.tokens[-1])
-                assert mtp.text == demo.detokenize(mtp.tokens[:-1])
-    assert ended, "no prompt came to an end token: it was not tested"
-
-
 def test_a_temperature_next_to_zero_is_greedy(demo: Model, text: list[int]) -> None:
     cold = replace(HOT, temperature=1e-42)
     with Session(demo, settings(0)) as session:
         greedy = session.generate(text[:9], max_tokens=8).run().tokens
         assert session.generate(text[:9], max_tokens=8, sampling=cold).run().tokens == greedy
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_what_a_logits_processor_is_told(
+    demo: Model, text: list[int], way: dict[str, object]
+) -> None:
+    """Every position once, in order, with the text before it."""
+    told: list[list[int]] = []
+
+    def listen(ids: Any, logits: Any) -> Any:
+        assert logits.shape == (demo.n_vocab,) and logits.dtype == np.float32
+        told.append(ids.tolist())
+        return logits
+
+    chosen = replace(PLAIN, logits_processors=listen, seed=4)
+    with Session(demo, settings(3, **way)) as session:
+        run = session.generate(text[:20], max_tokens=30, sampling=chosen, ignore_eos=True).run()
+    assert told[:27] == [[*text[:20], *run.tokens[:at]] for at in range(27)]
+    assert len(told) <= 33, "positions after the last one may have been drafted"
+
+
+def test_log_probabilities_are_those_before_a_logits_processor(
+    demo: Model, text: list[int]
+) -> None:
+    chosen = Sampling(logits_processors=[lambda ids, logits: logits / 3, no_repeats])
+    with Session(demo, settings(3)) as session:
+        run = session.generate(text[:20], max_tokens=9, sampling=chosen, logprobs=1).run()
+        plain = session.generate(text[:20], max_tokens=1, logprobs=1).run()
+    assert run.logprobs[0].top[0][1] == pytest.approx(plain.logprobs[0].top[0][1], abs=1e-4)

@@ -1,5 +1,5 @@
 """Batches of more tokens than can be taken back are not kept apart: same results to the bit as
-where none can be, and rollback works after them."""
+where none can be. Going back after them: test_going_back.py."""
 
 from __future__ import annotations
 
@@ -73,18 +73,6 @@ def test_a_short_batch_does_not_pay_for_room(model: Model) -> None:
                 decode(c, made_up(model, n))
                 nodes.append([op for op, _ in computed(c)])
         assert nodes[0] == nodes[1]
-
-
-def test_no_going_back_within_a_decode_of_more_tokens(model: Model) -> None:
-    """The snapshots there are belong to an earlier decode; llama.cpp would take them."""
-    tokens = made_up(model, 20)
-    with context(model, n_rs_seq=SNAPSHOTS) as c:
-        decode(c, tokens[:4])
-        assert c.remove(3)
-        decode(c, tokens[3:16], 3)
-        assert not c.remove(15) and c.n_past == 16
-        decode(c, tokens[16:20], 16)
-        assert c.remove(17) and c.n_past == 17
 
 
 def test_the_driver_keeps_them_where_it_verifies(

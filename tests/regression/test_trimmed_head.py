@@ -21,7 +21,6 @@ from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
-from pyllama_mtp.memory import resolve, simulate
 from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_ids
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
@@ -41,7 +40,7 @@ from .draftheads import (
     tokens_of,
     unset_head,
 )
-from .support import computed_by, engine_of, made_up, scaled, settings
+from .support import computed_by, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import every
 
@@ -145,16 +144,6 @@ def test_for_who_does_not_know_of_it(trimmed: Model, demo: Model, ids: Ints) -> 
         assert candidates_of(found, 7) == candidates_of(wanted, 7)
         chains = [drafted(one, [7, 100, 1999], False, 5).tolist() for one in (found, wanted)]
         assert chains[0] == chains[1]
-
-
-def test_memory_is_known_beforehand(trimmed: Model) -> None:
-    """Of a model without weights the ids of the head are not read."""
-    with trimmed.without_memory() as twin:
-        (host,) = simulate(twin, resolve(settings(3), twin))
-    with Session(trimmed, settings(3)) as session:
-        taken = engine_of(session).memory()
-    for part in ("weights", "target_context"):
-        assert host.parts[part] == pytest.approx(taken[part], rel=0.05), part
 
 
 def test_one_head_after_another(trimmed: Model, demo: Model, ids: Ints) -> None:

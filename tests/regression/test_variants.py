@@ -55,6 +55,10 @@ def test_same_logits(
 
 #: Model file, (depth, options) of some sessions: what each gives after prompts at all edges.
 GENERATIONS = """
+def told(answer):
+    pairs = [(p.position, p.drafted, p.actual) for p in answer.telemetry.pairs]
+    return [answer.tokens, answer.text, pairs, answer.telemetry.accepted]
+
 found = {}
 with Model(sys.argv[1]) as model:
     imposed = (0.75, 0.5, 0.25) if model.info.n_expert else None  # its head predicts nothing
@@ -66,8 +70,11 @@ with Model(sys.argv[1]) as model:
                 prompt = made_up(model, n)
                 run = session.generate(prompt, max_tokens=12, ignore_eos=True, log_pairs=True)
                 run.run()
-                pairs = [(p.position, p.drafted, p.actual) for p in run.telemetry.pairs]
-                results.append([run.tokens, run.text, pairs, run.telemetry.accepted])
+                results.append(told(run))
+        prompts = [made_up(model, n) for n in (30, 7, 31, 60, 1)]
+        with BatchSession(model, Settings(**same, **SMALL, **options), 3) as session:
+            batch = session.generate(prompts, max_tokens=12, ignore_eos=True, log_pairs=True)
+            results.append([told(answer) for answer in batch.run().results])
 """
 CASES = [(depth, {"prompt_rows": rows}) for depth in (1, 3) for rows in ("last", "all")]
 CASES += [(3, {"rollback": "replay"})]
@@ -77,7 +84,8 @@ CASES += [(3, {"rollback": "replay"})]
 def test_either_sync_gives_what_upstream_gives(
     run_python: RunPython, name: str, request: pytest.FixtureRequest
 ) -> None:
-    """Text, drafts and acceptance, whichever context the MTP block is in."""
+    """Text, drafts and acceptance, whichever context the MTP block is in; of several sequences,
+    too."""
     model: Path = request.getfixturevalue(name)
     upstreams, found = (
         computed_by(
@@ -134,6 +142,9 @@ with Model(demo) as model:
             refused("head", lambda: set_draft_head(block, HeadFile(model.info).rows(ids), ids))
     said["same logits"] = logits[0] == logits[1]
     refused("vocabulary", lambda: Session(model, Settings(n_ctx=64, draft_vocab=300)))
+    with Session(model, Settings(draft_n_max=0, **SMALL)) as session:
+        refused("hidden states", lambda: session.hidden_states("import"))
+        session.generate("import", max_tokens=2).run()
     for vocab in ("auto", "full"):
         with Session(model, Settings(n_ctx=64, draft_vocab=vocab)) as session:
             said[vocab] = session._engine.head.context.draft_ids
@@ -184,6 +195,7 @@ def said(
         "reserve": ["Error"],
         "head": ["UsageError", "a draft head is not possible here: it needs the patched library"],
         "vocabulary": ["UsageError", "draft_vocab 300 is not in upstream's library"],
+        "hidden states": ["UsageError", "hidden-state tap is not possible"],
         "trimmed True": ["ModelFileError", "683 of 2048 tokens (tensor d2t)", "use the patched"],
         "trimmed False": ["ModelFileError", "683 of 2048 tokens (tensor d2t)", "use the patched"],
         "apart": ["ModelFileError", "in a file of its own", "use the patched variant"],

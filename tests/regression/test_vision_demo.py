@@ -34,7 +34,7 @@ def test_drafts_are_accepted_after_an_image_as_after_text() -> None:
     assert image.right >= 180 and text.right >= 180
 
 
-def test_generate_takes_it_for_an_image(program: Program, tmp_path: Path) -> None:
+def test_generate_takes_it_for_an_image(in_process: Program, tmp_path: Path) -> None:
     """Without -m."""
     rng, right = np.random.default_rng(7), 0
     for i in range(3):
@@ -42,7 +42,7 @@ def test_generate_takes_it_for_an_image(program: Program, tmp_path: Path) -> Non
         path = tmp_path / f"{i}.png"
         Image.fromarray(paint([picture], rng)[0]).save(path)
         asked = ("--image", str(path), "--chat", "What does the picture show?")
-        out = program("generate", "--threads", "1", *asked).stdout.decode().strip()
+        out = in_process("generate", "--threads", "1", *asked).stdout.decode().strip()
         right += out == f"The picture shows {picture.caption}."
     assert right >= 2
 

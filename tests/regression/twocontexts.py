@@ -26,6 +26,12 @@ from .support import N_BATCH, N_CTX, N_UBATCH, engine_of, made_up, scaled
 Marks = npt.NDArray[np.int8]
 #: Logits have a standard deviation of 1 to 3; see support.rounding().
 ROUNDING = scaled(0.01)
+#: Largest difference of K and V where graphs differ, as a share of the largest entry: exact caches,
+#: and quantized ones (a rounding difference may move a value by one step of 1/127).
+TOLERANCE = {
+    cache: min(scaled(share), 0.05)
+    for cache, share in {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}.items()
+}
 #: Types of the K and of the V cache, flash attention. A quantized V cache needs it; without it V
 #: is transposed.
 CACHES = [
