@@ -13,7 +13,6 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.llama import native
-from pyllama_mtp.models.synth import write_synthetic
 
 PROMPT = "def read_lines(path):\n"
 SETTINGS = Settings(n_ctx=256, n_threads=1, draft_n_max=3)
@@ -165,16 +164,6 @@ def test_a_consumer_that_raises(demo: Model, expected: str) -> None:
             for _ in session.generate(PROMPT, max_tokens=24, ignore_eos=True):
                 raise OfACallback
         assert text_of(session) == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_progress_of_writing_a_model(tmp_path: Path, kind: type[BaseException]) -> None:
-    def progress(done: int, total: int) -> None:
-        raise kind("in progress")
-
-    with pytest.raises(kind, match="in progress"):
-        write_synthetic(tmp_path / "m.gguf", "tiny-moe", "f16", progress=progress)
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_exception_of_freeing_is_not_kept_for_later(demo_file: Path) -> None:

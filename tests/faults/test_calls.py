@@ -1,4 +1,5 @@
-"""Native calls that fail are exceptions, whatever fails in them."""
+"""Native calls that fail are exceptions, whatever fails in them. ffi/test_compilers.py runs this
+with a build whose graphs are computed by ggml's own threads, too."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp import Model, Sampling, Session, Settings
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, UsageError
 from pyllama_mtp.llama.native import Exclusive
@@ -130,22 +130,6 @@ def test_exclusive_is_free_again_after_an_interruption() -> None:
                 pass
     finally:
         signal.signal(signal.SIGALRM, before)
-
-
-def test_a_batch_session_in_use_is_refused(demo: Model) -> None:
-    with BatchSession(demo, SETTINGS, n_sequences=2) as session:
-        running = session.generate(PROMPTS, max_tokens=8, ignore_eos=True)
-        next(iter(running))
-        with session._engine.alone:  # as during a step in another thread
-            with pytest.raises(UsageError, match="two threads at once"):
-                session.generate(PROMPTS, max_tokens=8).run()
-            with pytest.raises(UsageError, match="two threads at once"):
-                running.run()
-        found = session.generate(PROMPTS, max_tokens=8, ignore_eos=True).run()
-        with Session(demo, SETTINGS) as alone:
-            for prompt, answer in zip(PROMPTS, found.results, strict=True):
-                expected = alone.generate(prompt, max_tokens=8, ignore_eos=True).run()
-                assert answer.text == expected.text
 
 
 def test_a_model_is_freed_whatever_its_contexts_say(

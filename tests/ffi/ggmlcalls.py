@@ -116,6 +116,12 @@ class Ggml:
         self.data(made)[:] = rng.standard_normal(self.data(made).size) / 4
         return made
 
+    def tensor(self, ctx: Any, values: Floats) -> Any:
+        """An F32 tensor of up to four dimensions: the last one of `values` is ne[0]."""
+        made = self.ggml_new_tensor_4d(ctx, F32, *((1,) * (4 - values.ndim) + values.shape)[::-1])
+        self.data(made)[:] = values.ravel()
+        return made
+
     def ints(self, ctx: Any, values: list[int]) -> Any:
         """A tensor of these I32 values."""
         made = self.ggml_new_tensor_2d(ctx, I32, len(values), 1)

@@ -1,5 +1,5 @@
 """Builds by other compilers, and one without OpenMP, have no warning about lines of ours, and pass
-the same tests.
+the same tests; where a failed assertion ends, on one thread and on several, among them.
 
 pytest -m compiler_build tests/ffi     # 5 minutes of two cores for each; with ccache less
 
@@ -84,8 +84,9 @@ def test_compiler(cc: str, cxx: str, openmp: str, tmp_path: Path) -> None:
         shutil.copy(path, libraries / "patched")
     shutil.copytree(ROOT / "tests", tmp_path / "tests")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    without = ("--deselect", f"tests/ffi/{Path(__file__).name}")
     done = subprocess.run(
-        [*command, "-q", "tests/ffi", "--deselect", f"tests/ffi/{Path(__file__).name}"],
+        [*command, "-q", "tests/ffi", "tests/faults/test_calls.py", *without],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,

@@ -4,7 +4,6 @@ comes of gathering them, upstream's operator, and copies. ggml.h says what the o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from pyllama_mtp.llama import native
 
 from ..marks import usual
-from .ggmlcalls import F32, Floats, Ggml
+from .ggmlcalls import Floats, Ggml
 
 H, FEW_H = 4, 2  # heads of v and of what is pending
 N_CELLS, FIRST, N_MAX = 7, 1, 5
@@ -56,18 +55,12 @@ class Case:
 Result = tuple[bytes, bytes, bytes, bytes]
 
 
-def tensor(ggml: Ggml, ctx: Any, values: Floats) -> Any:
-    made = ggml.ggml_new_tensor_4d(ctx, F32, *((1,) * (4 - values.ndim) + values.shape)[::-1])
-    ggml.data(made)[:] = values.ravel()
-    return made
-
-
 def found(ggml: Ggml, case: Case, threads: int) -> Result:
     with ggml.context(2**25) as ctx:
-        parts = [tensor(ggml, ctx, one) for one in (case.q, case.k, case.v, case.g, case.beta)]
-        states = tensor(ggml, ctx, case.states.reshape(1, 1, N_CELLS, -1))
-        pend = tensor(ggml, ctx, case.pend.reshape(1, 1, len(case.pend), -1))
-        gates = tensor(ggml, ctx, case.gates.reshape(1, 1, -1, H))
+        parts = [ggml.tensor(ctx, one) for one in (case.q, case.k, case.v, case.g, case.beta)]
+        states = ggml.tensor(ctx, case.states.reshape(1, 1, N_CELLS, -1))
+        pend = ggml.tensor(ctx, case.pend.reshape(1, 1, len(case.pend), -1))
+        gates = ggml.tensor(ctx, case.gates.reshape(1, 1, -1, H))
         ids = ggml.ints(ctx, case.reads + (case.n_pend or []))
         some = (pend, gates) if case.n_pend is not None else (ggml.ffi.NULL, ggml.ffi.NULL)
         n_max = N_MAX if case.n_pend is not None else 0
@@ -82,7 +75,7 @@ def found(ggml: Ggml, case: Case, threads: int) -> Result:
 def net(ggml: Ggml, state: Floats, *parts: Floats) -> tuple[Floats, Floats]:
     """Upstream's operator for a sequence: what its tokens give, and its state then."""
     with ggml.context(2**23) as ctx:
-        made = [tensor(ggml, ctx, part[None]) for part in (*parts, state)]
+        made = [ggml.tensor(ctx, part[None]) for part in (*parts, state)]
         out = ggml.computed(ctx, ggml.ggml_gated_delta_net(ctx, *made, 1), 1)
     return out[: -state.size], out[-state.size :].reshape(state.shape)
 

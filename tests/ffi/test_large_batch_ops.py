@@ -7,15 +7,13 @@ Each is tried with and without it, so that both are known to be the same, and on
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from pyllama_mtp.llama import native
 
-from .ggmlcalls import F32, Floats, Ggml
+from .ggmlcalls import Floats, Ggml
 from .products import normal
 
 Doubles = npt.NDArray[np.float64]
@@ -24,14 +22,6 @@ Doubles = npt.NDArray[np.float64]
 @pytest.fixture(autouse=True, params=[True, False], ids=["on", "off"])
 def switched(kernels_on: None, request: pytest.FixtureRequest) -> None:
     assert native.load().set_cpu_switch("large_batch", request.param)
-
-
-def tensor(ggml: Ggml, ctx: Any, values: Floats) -> Any:
-    """A tensor of up to four dimensions: the last one of `values` is ne[0]."""
-    shape = (1,) * (4 - values.ndim) + values.shape
-    made = ggml.ggml_new_tensor_4d(ctx, F32, *shape[::-1])
-    ggml.data(made)[:] = values.ravel()
-    return made
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 5, 13, 15, 16, 17, 37, 64])
@@ -47,12 +37,12 @@ def test_convolutions(
     before, tokens = normal(n_seqs, n_channels, 3), normal(n_seqs, n_tokens, n_channels)
     weights = normal(n_channels, 4)
     with ggml.context(2**22) as ctx:
-        side = ggml.ggml_transpose(ctx, tensor(ggml, ctx, tokens))
-        first = tensor(ggml, ctx, before)
+        side = ggml.ggml_transpose(ctx, ggml.tensor(ctx, tokens))
+        first = ggml.tensor(ctx, before)
         if side_by_side:
-            first = ggml.ggml_transpose(ctx, tensor(ggml, ctx, before.transpose(0, 2, 1)))
+            first = ggml.ggml_transpose(ctx, ggml.tensor(ctx, before.transpose(0, 2, 1)))
         both = ggml.ggml_concat(ctx, first, side, 0)
-        out = ggml.ggml_ssm_conv(ctx, both, tensor(ggml, ctx, weights))
+        out = ggml.ggml_ssm_conv(ctx, both, ggml.tensor(ctx, weights))
         found = ggml.computed(ctx, out, n_threads).reshape(n_seqs, n_tokens, n_channels)
         joined = ggml.data(both).reshape(n_seqs, n_channels, 3 + n_tokens).copy()
     right = np.concatenate([before, tokens.transpose(0, 2, 1)], axis=2)
@@ -67,7 +57,7 @@ def test_convolutions(
 def test_rows_times_a_number_each(ggml: Ggml, n: int, n_threads: int) -> None:
     rows, numbers = normal(2, 7, 3, n), normal(1, 7, 3, 1)
     with ggml.context(2**22) as ctx:
-        out = ggml.ggml_mul(ctx, tensor(ggml, ctx, rows), tensor(ggml, ctx, numbers))
+        out = ggml.ggml_mul(ctx, ggml.tensor(ctx, rows), ggml.tensor(ctx, numbers))
         found = ggml.computed(ctx, out, n_threads).reshape(rows.shape)
     assert found.tobytes() == (rows * numbers).tobytes()
 
@@ -112,9 +102,9 @@ def test_delta_nets(
     beta = rng.random((n_seqs, n_tokens, n_heads))
     gates = [x.astype(np.float32) for x in (gate, beta)]
     with ggml.context(2**24) as ctx:
-        parts = [tensor(ggml, ctx, np.ascontiguousarray(x)) for x in (q, k, v)]
-        parts += [tensor(ggml, ctx, x[..., None]) for x in gates]
-        out = ggml.ggml_gated_delta_net(ctx, *parts, tensor(ggml, ctx, state), 1)
+        parts = [ggml.tensor(ctx, np.ascontiguousarray(x)) for x in (q, k, v)]
+        parts += [ggml.tensor(ctx, x[..., None]) for x in gates]
+        out = ggml.ggml_gated_delta_net(ctx, *parts, ggml.tensor(ctx, state), 1)
         found = ggml.computed(ctx, out, n_threads)
     exact, states = delta_net(q, k, v, *gates, state)
     assert np.abs(found[: v.size].reshape(v.shape) - exact).max() < 2e-5

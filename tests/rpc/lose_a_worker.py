@@ -33,14 +33,10 @@ def kill(after: float = 0.0) -> None:
         os.killpg(PID, signal.SIGKILL)
 
 
-def load(progress: Callable[[float], None] | None = None) -> Model:
-    return Model(
-        FILE,
-        rpc_servers=(SECOND, FIRST),  # nothing waits for the last one but who reads the outputs
-        tensor_split=(1, 1),
-        rpc_timeout=TIMEOUT_S,
-        progress=progress,
-    )
+def load() -> Model:
+    # Nothing waits for the last one but who reads the outputs.
+    workers = (SECOND, FIRST)
+    return Model(FILE, rpc_servers=workers, tensor_split=(1, 1), rpc_timeout=TIMEOUT_S)
 
 
 def at_decode(session: Session, act: Callable[[], object]) -> None:
@@ -86,16 +82,6 @@ def elsewhere(*workers: str) -> list[int]:
         return generate(session)
 
 
-def in_loading() -> None:
-    done = []
-
-    def progress(share: float) -> None:
-        if share > 0.2 and not done:
-            done.append(stop(PID) if WHEN == "load, stalled" else kill())
-
-    attempt("lost", lambda: load(progress).close())
-
-
 def in_use() -> None:
     model = load()
     session = Session(model, SETTINGS)
@@ -123,10 +109,7 @@ def in_use() -> None:
     attempt("close", lambda: (session.close(), model.close(), model.close())[0])
 
 
-if WHEN.startswith("load"):
-    in_loading()
-else:
-    in_use()
+in_use()
 attempt("local", elsewhere)
 if AND_THEN:
     attempt("other worker", lambda: elsewhere(SECOND))

@@ -1,4 +1,5 @@
 """A worker that dies or stalls is an error that names it: no abort, no hang, and life goes on.
+At every kind of message, those of loading among them: test_cut_line.py.
 
 Each case runs in an interpreter of its own, because an abort is what would go wrong.
 """
@@ -102,10 +103,3 @@ def test_in_use(demo_file: Path, second: str, when: str) -> None:
     assert found["close"]["result"] is None
     for step in ["local", *(["other worker", "same address"] if and_then else [])]:
         assert found[step]["result"] == text
-
-
-@pytest.mark.parametrize("when", usual("load", long=["load, stalled"]))
-def test_while_loading(demo_file: Path, second: str, when: str) -> None:
-    found = lose(when, demo_file, second)
-    assert_lost(found, "lost")
-    assert len(found["local"]["result"]) == 60

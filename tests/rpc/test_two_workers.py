@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.models.surgery import drop_head, extract_head
 
-from ..adapters import trunk, write_adapter
 from ..marks import usual
-from ..regression.support import assert_same_tokens, greedy, rounding, settings, written
+from ..regression.support import assert_same_tokens, greedy, settings
 from .conftest import named
 
 N_TOKENS = 24
@@ -83,26 +81,6 @@ def test_same_text_as_local(
     assert same >= 2, "rounding alone does not part that many"
 
 
-def test_sampled_text_too(
-    demo: Model, demo_file: Path, two_workers: tuple[str, str], text: list[int]
-) -> None:
-    """One seed gives one text, with drafts drawn from the head or not."""
-    for drawn in (False, True):
-        with (
-            Model(demo_file, rpc_servers=two_workers, **TOGETHER) as model,
-            Session(model, settings(3, draft_sampling=drawn)) as session,
-        ):
-            sampling = Sampling(temperature=0.7, seed=5)
-            runs = [
-                session.generate(
-                    text[:60], max_tokens=N_TOKENS, sampling=sampling, ignore_eos=True
-                ).run()
-                for _ in range(2)
-            ]
-            assert runs[0].tokens == runs[1].tokens and len(runs[0].tokens) == N_TOKENS
-            assert sum(runs[0].telemetry.accepted) > 0
-
-
 def test_both_workers_hold_a_part(
     demo_file: Path, two_workers: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,47 +93,6 @@ def test_both_workers_hold_a_part(
     assigned = [line for line in caplog.messages if "assigned to device RPC" in line]
     devices = Counter(line.split("assigned to device ")[1].split(",")[0] for line in assigned)
     assert sorted(devices.values()) == [4, 4], assigned
-
-
-def test_experts_stay_on_the_cpu(
-    moe: Model, moe_file: Path, two_workers: tuple[str, str], text: list[int]
-) -> None:
-    prompt = [token % moe.n_vocab for token in text[:60]]
-    expected = written(moe, prompt, N_TOKENS, 3).tokens
-    for options in ({"cpu_moe": True}, {"n_cpu_moe": 2}):
-        with Model(moe_file, rpc_servers=two_workers, **options) as model:
-            got = written(model, prompt, N_TOKENS, 3).tokens
-            assert_same_tokens(moe, prompt, got, expected, rounding(moe, prompt))
-
-
-def test_an_adapter_is_where_its_matrices_are(
-    demo: Model, demo_file: Path, two_workers: tuple[str, str], text: list[int], tmp_path: Path
-) -> None:
-    adapter = write_adapter(tmp_path / "a.gguf", demo.info, trunk(demo.info), strength=3)
-    with Model(demo_file, lora=adapter) as model:
-        expected = written(model, text[:60], N_TOKENS, 0).tokens
-        gap = rounding(model, text[:97])
-        with (
-            Model(demo_file, lora=adapter, rpc_servers=two_workers) as remote,
-            Session(remote, settings(3)) as session,
-        ):
-            got = greedy(session, text[:60], N_TOKENS).tokens
-        assert_same_tokens(model, text[:60], got, expected, gap)
-
-
-def test_a_head_in_a_file_of_its_own(
-    demo: Model, demo_file: Path, two_workers: tuple[str, str], text: list[int], tmp_path: Path
-) -> None:
-    expected = written(demo, text[:60], N_TOKENS, 3)
-    extract_head(demo_file, tmp_path / "mtp-m.gguf", "q8_0")
-    trunk_file = drop_head(demo_file, tmp_path / "m.gguf")
-    with (
-        Model(trunk_file, rpc_servers=two_workers) as model,
-        Session(model, settings(3)) as session,
-    ):
-        got = greedy(session, text[:60], N_TOKENS)
-    assert_same_tokens(demo, text[:60], got.tokens, expected.tokens, rounding(demo, text[:97]))
-    assert sum(got.telemetry.accepted) > 0.8 * sum(expected.telemetry.accepted)
 
 
 @pytest.mark.parametrize(
