@@ -20,6 +20,7 @@ from pyllama_mtp.errors import (
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.synth import write_synthetic
 
+from .. import architectures
 from ..plain import write_model
 from ..trimmed import rewrite, tensors_of
 
@@ -183,6 +184,23 @@ def test_numbers_that_no_architecture_can_have(
     path = write_model(tmp_path / "m.gguf", "llama", **{key: value})
     with pytest.raises(ModelFileError, match=message):
         validate_model_file(path, None)
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "changes", "message"),
+    [
+        (1, {"nextn_predict_layers": 0}, "incomplete, 1 missing: metadata key"),
+        (1, {"block_count": 5, "nextn_predict_layers": 3}, "incomplete, "),
+        (1, {"expert_used_count": 9}, "9 of 4 experts"),
+        (2, {}, "2 MTP blocks; glm4moe has one"),
+    ],
+)
+def test_heads_of_other_architectures(
+    n_heads: int, changes: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    path = architectures.write_model("glm4moe", tmp_path / "m.gguf", n_heads, changes=changes)
+    with pytest.raises(ModelFileError, match=message):
+        validate_model_file(path)
 
 
 def test_fused_projections_are_accepted(tiny_dense: Path, tmp_path: Path) -> None:

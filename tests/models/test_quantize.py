@@ -91,23 +91,6 @@ def test_a_head_type_is_for_the_head_only(f16: Path, tmp_path: Path) -> None:
     assert changed == matrices and {own[name] for name in changed} == {"BF16"}
 
 
-@pytest.mark.long
-def test_what_the_library_knows(f16: Path) -> None:
-    """Every type of the list: none is unknown to it, and those of few bits need a matrix."""
-    if read_gguf(f16).n_expert:
-        pytest.skip("once is enough")
-    refused = set()
-    for file_type in FILE_TYPES:
-        try:
-            choose_types(read_gguf(f16), file_type, None)
-        except UsageError as error:
-            assert "importance matrix" in str(error), file_type
-            refused.add(file_type)
-    assert refused == {
-        *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "q2_k_s", "iq3_xs", "iq3_xxs")
-    }
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

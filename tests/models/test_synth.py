@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,9 @@ def test_memory_stays_bounded_on_a_large_file(run_python: RunPython, tmp_path: P
         ({"head_dim": 4}, "head_dim is 4"),
         ({"n_mtp": 2}, "n_mtp is 2"),
         ({"tied_embeddings": "perhaps"}, "true or false"),
+        ({"head_noise": -0.1}, "head noise is -0.1"),
+        ({"head_noise": math.nan}, "head noise is nan"),
+        ({"head_noise": 0.1, "n_mtp": 0}, "n_mtp"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, object], message: str, tmp_path: Path) -> None:

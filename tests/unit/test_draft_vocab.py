@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 import tarfile
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ import numpy as np
 import pytest
 
 from pyllama_mtp.drafting import vocabulary
-from pyllama_mtp.drafting.depth import Costs, best_depth, speed
 from pyllama_mtp.drafting.vocabulary import (
     DEFAULT_SIZE,
     Ranking,
@@ -30,7 +27,6 @@ from pyllama_mtp.drafting.vocabulary import (
     save,
 )
 from pyllama_mtp.errors import DraftVocabError, ModelFileError, UsageError
-from pyllama_mtp.models.shapes import SHAPES, ModelShape, model_tensors
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.models.tokenizer import Tokenizer, read_tokenizer
 from pyllama_mtp.settings import DRAFT_VOCAB_LEAST
@@ -154,34 +150,6 @@ def test_ranks_of_a_real_vocabulary(real: Tokenizer) -> None:
     assert shares == sorted(shares) and shares[0] > 0.4 and shares[2] > 0.9
     assert max(rank[word] for word in ("Ġthe", "self", "Ġreturn", "Ġund", "Ġque", "çļĦ")) < 16384
     assert min(rank[word] for word in ("Ġspeculative", "Ġtransformer")) > DEFAULT_SIZE
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [one for one in SHAPES.values() if one.n_vocab > 2 * DEFAULT_SIZE],
-    ids=lambda s: s.name,
-)
-def test_no_other_size_is_much_faster(shape: ModelShape) -> None:
-    """By the bytes that are read: a draft and a plain step take time in proportion to them, a
-    further row 0.3 of a step. The best 32,768 lack 4 % of a text (published: mean accepted length
-    2.89 -> 2.64), other sizes in inverse proportion."""
-    share, read = shape.n_expert_used / max(shape.n_expert, 1), {False: 0.0, True: 0.0}
-    for tensor in model_tensors(shape):
-        if tensor.name != "token_embd.weight" or shape.tied_embeddings:
-            own = tensor.name.startswith(f"blk.{shape.n_layer}.")
-            read[own] += math.prod(tensor.shape) * (share if "_exps." in tensor.name else 1)
-
-    def gain(size: int, weight: float, head: float) -> float:
-        step, draft = read[False] * weight, read[True] * weight + size * shape.n_embd * head
-        verify = (step * (1 + 0.3 * n) for n in range(5))
-        costs = Costs((0.0, *verify), tuple(n * draft for n in range(5)))
-        lacks = 0.04 * DEFAULT_SIZE / size if size < shape.n_vocab else 0.0
-        rates = [0.8 * (1 - lacks)] * 4
-        return speed(costs, rates, best_depth(costs, rates))
-
-    for kinds in ((0.6, 0.82), (1.06, 1.06), (2, 2), (2, 0.56)):  # bytes per weight; of a head
-        most = max(gain(n, *kinds) for n in (8192, 16384, 65536, 131072, shape.n_vocab))
-        assert gain(DEFAULT_SIZE, *kinds) > 0.97 * most
 
 
 def test_a_measured_ranking() -> None:
@@ -339,12 +307,7 @@ Change = Callable[[dict[str, Any]], Any]
         (lambda r: {**r, "version": 2}, "format version 2 is not known; known: 1"),
         (lambda r: {**r, "tokenizer": "2048:00"}, "for the tokenizer '2048:00', this model has"),
         (lambda r: {**r, "tokenizer": "a" * 999}, "for the tokenizer .{80}, this model has"),
-        (lambda r: {k: v for k, v in r.items() if k != "ids"}, "missing required field `ids`"),
-        (lambda r: {**r, "ids": [7, True, 9]}, "Expected `int`, got `bool`"),
-        (
-            lambda r: {**r, "ids": [], "counts": []},
-            r"Expected `array` of length >= 1 - at `\$.ids`",
-        ),
+        (lambda r: {**r, "ids": [], "counts": []}, r"of length >= 1 - at `\$.ids`"),
         (lambda r: {**r, "counts": [3, 2]}, "3 ids and 2 counts"),
         (lambda r: {**r, "ids": [7, 8, 2048]}, "an id appears twice or is not in 0 to 2047"),
         (lambda r: {**r, "ids": [7, 8, 7]}, "an id appears twice or is not in 0 to 2047"),
@@ -363,22 +326,8 @@ def test_damaged_files(
     assert len(str(caught.value)) < 400
 
 
-def test_what_is_no_ranking_is_not_read(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(1 << 36)
-    os.mkfifo(tmp_path / "pipe")
-    cases = {
-        "huge": "has more than 163840 bytes",
-        "absent": "No such file",
-        ".": "not a file",
-        "pipe": "not a file",
-        "huge/below": "Not a directory",
-    }
-    tracemalloc.start()
-    try:
-        for name, message in cases.items():
-            with pytest.raises(DraftVocabError, match=message):
-                load(tmp_path / name, demo_tokenizer)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(DraftVocabError, match="has more than 163840 bytes"):
+        load(tmp_path / "huge", demo_tokenizer)

@@ -1,14 +1,27 @@
-"""Files are written as a whole or not at all, whatever goes wrong."""
+"""Files are written as a whole or not at all, whatever goes wrong; what is no file is not read."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp import promptfile
+from pyllama_mtp.drafting import vocabulary
+from pyllama_mtp.errors import (
+    DiskFullError,
+    DraftVocabError,
+    ModelFileError,
+    PromptFileError,
+    UsageError,
+)
 from pyllama_mtp.files import write_whole
+from pyllama_mtp.models.ggufheader import read_header
+from pyllama_mtp.models.tokenizer import Tokenizer
 
 from ..processes import disk_full_at
 
@@ -73,6 +86,34 @@ def test_paths_that_cannot_be_written(good: Path, name: str, message: str) -> No
         write_whole(good.parent / name, b"other")
     good.with_name("pipe").unlink()
     assert unharmed(good)
+
+
+#: What reads files, and what it says of a path where there is none, a folder, a pipe (opening it
+#: would wait until somebody writes), a file that has nothing below it, and a name that cannot be.
+READERS: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
+    "model": (
+        read_header,
+        ("no such model file", "is a directory", "no regular file", "cannot read", "cannot read"),
+    ),
+    "prompt": (
+        lambda path: promptfile.read(path, {}),
+        ("no such file", "is not a file", "is not a file", "cannot read", "null byte"),
+    ),
+    "draft vocabulary": (
+        lambda path: vocabulary.load(path, Tokenizer([b"a"], np.ones(1, np.int32), [])),
+        ("No such file", "not a file", "not a file", "Not a directory", "null byte"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_what_is_no_file_is_not_read(good: Path, kind: str) -> None:
+    read, said = READERS[kind]
+    os.mkfifo(good.with_name("pipe"))
+    names = ("absent", ".", "pipe", "file/below", "a\0b")
+    for name, words in zip(names, said, strict=True):
+        with pytest.raises((ModelFileError, PromptFileError, DraftVocabError), match=words):
+            read(good.parent / name)
 
 
 def test_links_and_permissions_stay(good: Path) -> None:

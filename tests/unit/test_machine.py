@@ -1,5 +1,5 @@
-"""The machine: its record, which does not identify it; how busy it is; the number of threads that
-compute beside other programs, by measurements that are made up."""
+"""The machine: its record, which does not identify it; how busy it is; what limits its memory; the
+number of threads that compute beside other programs, by measurements that are made up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import platform
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import machine
-from pyllama_mtp.machine import Threads, describe_machine
+from pyllama_mtp.machine import Threads, available_memory, describe_machine
 
 from ..processes import RunPython
 
@@ -70,6 +71,28 @@ def test_busy_cores_are_those_that_are_not_idle(
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(machine.time, "sleep", lambda s: write(ticks, ticks // 2, 0, 0))
     assert machine.busy_cores() == pytest.approx(1.5)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_address_space_limit_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = available_memory()
+    mapped = machine._fields(Path("/proc/self/status"))["VmSize"] * 1024
+    limits = (mapped + (10 << 20), resource.RLIM_INFINITY)
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: limits)
+    assert 0 < available_memory() <= 10 << 20 < before
+
+
+def test_control_group_limit_is_respected(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 100000\n")
+    names = ("memory.max", "memory.current", "inactive_file")
+    assert machine._headroom(tmp_path, *names) == 700000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine._headroom(tmp_path, *names) is None
+    assert machine._headroom(tmp_path / "absent", *names) is None
 
 
 # -- threads ---------------------------------------------------------------------------------------
