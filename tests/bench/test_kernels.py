@@ -7,6 +7,7 @@ import columns
 import pytest
 
 Capture = pytest.CaptureFixture[str]
+SMALL = ("--rows", "512", "--columns", "512")
 
 
 def test_attention(capsys: Capture) -> None:
@@ -23,7 +24,7 @@ def test_attention(capsys: Capture) -> None:
 
 def test_columns(capsys: Capture) -> None:
     """A type that upstream repacks, and one that it does not."""
-    assert columns.main(["--seconds", "0.01", "--types", "q4_k,q6_k", "-n", "1,40"]) == 0
+    assert columns.main(["--seconds", "0.01", "--types", "q4_k,q6_k", "-n", "1,40", *SMALL]) == 0
     said = capsys.readouterr().out
     rows = [line.split("|")[1:3] for line in said.splitlines() if line.startswith("| Q")]
     ways = [[name, way] for name in ("Q4_K", "Q6_K") for way in ("before", "now")]
