@@ -8,7 +8,6 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import fuzz
 import pytest

@@ -20,7 +20,6 @@ from pyllama_mtp.measure.peers import (
     PeerRunner,
     completion_request,
     find,
-    parse_llama_bench,
     parse_timings,
     server_options,
 )
@@ -125,13 +124,6 @@ def test_after_a_context(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         measured("llama-server", task)
 
 
-def test_one_token_is_all_prefill(peers: Any) -> None:
-    task = replace(TASK, max_tokens=1)
-    for name in ("llama-bench", "llama-server"):
-        sample = measured(name, task)
-        assert (sample.n_generated, sample.decode_tps, sample.decode_s) == (1, 0, 0)
-
-
 # -- failures --------------------------------------------------------------------------------------
 
 
@@ -188,19 +180,6 @@ def test_an_interruption_while_it_starts_ends_it(
 
 
 # -- output ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "error: unable to load model", "[]", "{}", "[1]", '[{"n_prompt": 1}]'),
-        '[{"n_prompt": 0, "n_gen": 192, "samples_ts": [1.0, 2.0]}]',
-        '[{"n_prompt": 16, "n_gen": 192, "samples_ts": [24.0]}]',
-    ],
-)
-def test_other_output_of_bench_is_refused(text: str) -> None:
-    with pytest.raises(OutputError):
-        parse_llama_bench(text)
 
 
 def test_timings_of_the_server() -> None:
