@@ -41,7 +41,8 @@ params.n_ctx, params.n_batch, params.n_seq_max, params.n_threads = 512, 64, 3, 1
 params.kv_unified, params.embeddings = True, True
 params.abort_callback, params.abort_callback_data = poll, 7
 context = llama_cpp.llama_init_from_model(llama._model.model, params)
-batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 2)(5, 6), 2)
+tokens = (ctypes.c_int32 * 2)(5, 6)
+batch = llama_cpp.llama_batch_get_one(tokens, 2)
 print(json.dumps({
     "version": llama_cpp.__version__, "library": library, "text": text, "streamed": "".join(parts),
     "defaults": defaults,
