@@ -72,6 +72,18 @@ def test_coverage_is_the_share_of_the_text(cli: Cli, demo: Model, demo_file: Pat
     assert "expect less for other text" in out
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100_000])
+def test_pieces_of_a_text_end_with_a_line(
+    text: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(modelfiles, "_CHUNK", chunk)
+    pieces = [*modelfiles._chunks(str(text))]
+    assert "".join(pieces) == TEXT * 20
+    assert max(map(len, pieces)) <= 2 * chunk, "bounded, also where a line is long"
+    if chunk == 64:
+        assert all(piece.endswith("\n") for piece in pieces[:-1]) and len(pieces) > 10
+
+
 def test_bad_input_is_refused_before_the_work(
     cli: Cli, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

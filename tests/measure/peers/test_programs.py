@@ -182,6 +182,19 @@ def test_an_interruption_while_it_starts_ends_it(
 # -- output ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "error: unable to load model", "[]", "{}", "[1]", '[{"n_prompt": 1}]'),
+        '[{"n_prompt": 0, "n_gen": 192, "samples_ts": [1.0, 2.0]}]',
+        '[{"n_prompt": 16, "n_gen": 192, "samples_ts": [24.0]}]',
+    ],
+)
+def test_other_output_of_bench_is_refused(text: str) -> None:
+    with pytest.raises(OutputError):
+        parse_llama_bench(text)
+
+
 def test_timings_of_the_server() -> None:
     """A server that generates nothing; a prompt from its cache; no timings."""
     known = {"cache_n": 0, "prompt_n": 256, "prompt_per_second": 200.0, "predicted_n": 0}
