@@ -20,6 +20,7 @@ from pyllama_mtp.measure.peers import (
     PeerRunner,
     completion_request,
     find,
+    parse_llama_bench,
     parse_timings,
     server_options,
 )
