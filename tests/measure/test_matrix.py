@@ -163,6 +163,12 @@ def test_cells_hold_what_was_measured(demo: Model) -> None:
     assert cell.time.endswith("+00:00")
 
 
+def test_a_header_names_no_folder(demo: Model) -> None:
+    words = ["matrix", "--model=/home/me/m.gguf", "--variants", "patched,/home/me/other"]
+    header = make_header(demo, native.load(), MatrixRequest(command=words), PLAN, SETTINGS, {})
+    assert header.command == ["matrix", "--model=m.gguf", "--variants", "patched,other"]
+
+
 @pytest.mark.parametrize(("n_ctx", "sizes"), [(0, [256, 512]), (768, [768, 768])])
 def test_contexts_are_those_asked_for_or_no_bigger_than_needed_and_alike(
     demo: Model, watched: Watched, n_ctx: int, sizes: list[int]
