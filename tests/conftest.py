@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -304,7 +305,10 @@ def in_process(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pro
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
 
-    def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[bytes]:
+    def run(
+        *arguments: object, code: int = 0, input: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(input)))
         done = cli(*arguments)
         assert done.code == code, (done.code, done.err)
         return subprocess.CompletedProcess([], code, done.out.encode(), done.err.encode())

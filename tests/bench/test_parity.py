@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,20 +25,6 @@ def test_drafts_are_read_from_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafts", "gap", "said"),
-    [
-        ([1174, 7], math.inf, ""),
-        ([333, 8], 0.016, "draft 1 of position 12: 333 or 1174, 0.016 apart; "),
-        ([1174, 8], 2.89, "draft 2 of position 12: 8 or 7, 2.9 apart; "),
-        ([5, 7], math.inf, "draft 1 of position 12: 5 or 1174, inf apart; "),
-    ],
-)
-def test_where_drafts_part(drafts: list[int], gap: float, said: str) -> None:
-    found = parity.draft_gap({12: drafts}, THEIRS)  # type: ignore[arg-type]
-    assert found == (said, pytest.approx(gap, abs=0.01))
-
-
-@pytest.mark.parametrize(
     ("tokens", "accepted", "drafts", "end"),
     [
         ([1, 2, 3], 2, [1174, 7], "equal"),
@@ -56,10 +41,3 @@ def test_how_a_trial_ends(tokens: list[int], accepted: int, drafts: list[int], e
     ours: Any = SimpleNamespace(tokens=[1, 2, 3], telemetry=told)
     theirs = {"tokens": tokens, "timings": {"draft_n_accepted": accepted}, "rounds": THEIRS}
     assert parity.compared(ours, theirs, {12: drafts})["end"] == end
-
-
-def test_only_some_models_may_draft_otherwise() -> None:
-    (name,) = parity.NO_SNAPSHOTS
-    assert parity.explained(name, {"end": "text only"})
-    assert not parity.explained("qwen35", {"end": "text only"})
-    assert not parity.explained(name, {"end": "different"})

@@ -1,4 +1,4 @@
-"""bench/soak.py: the same steps from a seed, differences and growth are found, and a short soak."""
+"""bench/soak.py: differences and growth are found, and a short soak."""
 
 from __future__ import annotations
 
@@ -35,15 +35,6 @@ def test_a_short_soak(work: soak.Soak) -> None:
     assert max(readings) - readings[0] < BOUND
 
 
-def test_the_seed_says_what_is_done(demo: Model, tmp_path: Path) -> None:
-    names = []
-    for seed in (5, 5, 6):
-        work = soak.Soak(demo, seed, 1, tmp_path)
-        names.append([work.step() for _ in range(4)])
-        work.switch()
-    assert names[0] == names[1] != names[2]
-
-
 def test_another_answer_is_found_and_a_near_tie_is_none(
     work: soak.Soak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,13 +53,6 @@ def test_another_answer_is_found_and_a_near_tie_is_none(
     monkeypatch.setattr(soak.Session, "generate", lambda *_, **__: ended)
     assert not work.compare(prompt, changed, 6)
     assert (work.counts["equal"], work.counts["near tie"]) == (1, 1)
-
-
-def test_growth_is_taken_after_the_warm_up() -> None:
-    first, last = soak.growth([*range(100)])
-    assert last - first > 60
-    flat = soak.growth([*range(10), *[50] * 50])
-    assert flat == (50, 50)
 
 
 @pytest.mark.parametrize("wrong", ["", "different", "grown"])

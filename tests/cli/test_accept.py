@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pyllama_mtp.measure.prompts import demo_prompts
 from pyllama_mtp.measure.records import read_cells
 from pyllama_mtp.measure.worth import costs_of, doubt
 
-from ..processes import Cli, Program, start
+from ..processes import Cli, Program
 
 SHORT = ("accept", "--threads", "1", "--draft-n-max", "3", "--max-tokens", "48")
 QUICK = (*SHORT, "--context-lengths", "none")
@@ -75,12 +74,6 @@ def test_a_whole_run_is_written_and_shown_again(in_process: Program, tmp_path: P
     assert again.stdout.decode() == out
 
 
-def test_says_what_the_budget_left_out(in_process: Program) -> None:
-    done = in_process(*QUICK, "--classes", "code", "--prompts-per-class", "3", "--budget", ".01s")
-    said = done.stderr.decode()
-    assert "left out 4 of 6 samples; more time measures them" in said
-
-
 def test_reads_any_matrix(in_process: Program, tmp_path: Path) -> None:
     """Of text to continue, too, whose acceptance the matrix itself shows in its table only."""
     plan = ("--depths", "0,2", "-p", "64", "-n", "16", "--repeat", "2", "--output", "m.jsonl")
@@ -110,20 +103,6 @@ def test_prompts_of_ones_own(in_process: Program, tmp_path: Path) -> None:
     assert [row["class"] for row in json.loads(done.stdout)] == ["mine", "factual", "all"]
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "def add(a, b):\\n"}\n' * 500)
-    process = start(*QUICK, "--prompts", "mine.jsonl", "--output", "run.jsonl", cwd=tmp_path)
-    assert process.stderr
-    assert b"no model was named" in process.stderr.readline()
-    assert process.stderr.readline().startswith(b"[1/1000] prompt as is, ")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err.decode()
-    assert b"pyllama-mtp: interrupted" in err and b"Traceback" not in err
-    n_samples = sum(len(cell.samples) for cell in read_cells(tmp_path / "run.jsonl"))
-    assert 1 <= n_samples < 1000 and b"no-MTP" in out
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -147,10 +126,3 @@ def test_refusals_come_before_a_model_is_loaded(
     result = cli("accept", *options)
     assert result.code == 2 and message in result.err and not result.out
     assert Path("bad.jsonl").read_text().endswith('{"promt": "b"}\n')
-
-
-def test_a_length_has_room_for_the_question(in_process: Program) -> None:
-    done = in_process(*SHORT, "--classes", "code", "--context-lengths", "3", code=2)
-    assert b"too few for a" in done.stderr
-    done = in_process(*SHORT, "--classes", "code", "--context-lengths", "1000k", code=2)
-    assert b"exceed the model's context" in done.stderr

@@ -130,9 +130,9 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(open_chat: Callable[..., Ter
     assert terminal.end() == 0
 
 
-def test_questions_from_a_pipe(program: Program) -> None:
+def test_questions_from_a_pipe(in_process: Program) -> None:
     script = f"{QUESTION}\n/set temperature -1\n/set stats maybe\n/nonsense\n/stats\n/set\n"
-    done = program("chat", *QUICK, "-n", "12", input=script.encode())
+    done = in_process("chat", *QUICK, "-n", "12", input=script.encode())
     out, err = done.stdout.decode(), done.stderr.decode()
     assert "\x1b" not in out
     assert out.startswith("`str") and "temperature        0.0" in out

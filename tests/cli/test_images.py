@@ -26,7 +26,7 @@ def seeing(demo_file: Path, demo: Model, tmp_path: Path) -> Path:
     return Path(shutil.copy(demo_file, tmp_path))
 
 
-def test_chat_shows_images(program: Program, seeing: Path) -> None:
+def test_chat_shows_images(in_process: Program, seeing: Path) -> None:
     """/image is for the next question; /retry shows it again, a bad one is refused at once."""
     script = (
         f"/image {seeing.parent}/one.png\n/image '{seeing.parent}/two of them.jpg'\nWhat?\n"
@@ -34,7 +34,7 @@ def test_chat_shows_images(program: Program, seeing: Path) -> None:
         f"/reset\n/image {seeing.parent}/one.png\n/reset\nBlind?\n"
         f"/image {seeing.parent}/one.png\nSeen?\n/retry\n"
     )
-    done = program("chat", "-m", seeing, *QUICK, "--stats", input=script.encode())
+    done = in_process("chat", "-m", seeing, *QUICK, "--stats", input=script.encode())
     err = done.stderr.decode()
     assert len(done.stdout.splitlines()) == 6, "an answer to each question"
     assert [line.split()[1] for line in err.splitlines() if line.startswith("images")] == [
@@ -46,12 +46,10 @@ def test_chat_shows_images(program: Program, seeing: Path) -> None:
     assert "which image? /image FILE" in err
 
 
-def test_chat_says_what_is_missing(
-    program: Program, in_process: Program, seeing: Path, demo: Model
-) -> None:
+def test_chat_says_what_is_missing(in_process: Program, seeing: Path, demo: Model) -> None:
     """The conversation goes on without an encoder; one that was named and is bad ends it."""
     script = f"/image {seeing.parent}/one.png\nWhat?\n".encode()
-    done = program("chat", "-m", seeing, *QUICK, "--mmproj", "none", input=script)
+    done = in_process("chat", "-m", seeing, *QUICK, "--mmproj", "none", input=script)
     assert b"and --mmproj is none" in done.stderr and done.stdout.strip()
     other = write_synthetic_mmproj(seeing.parent / "other.gguf", demo.n_embd_inp + 1)
     done = in_process("chat", "-m", seeing, *QUICK, "--mmproj", other, code=2)

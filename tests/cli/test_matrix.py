@@ -166,20 +166,6 @@ def test_what_a_budget_left_out_is_said_and_recorded(watched: Watched, cli: Cli)
     assert len(run.measured) == 8
 
 
-def test_imposed_acceptance_is_said_everywhere(watched: Watched, cli: Cli) -> None:
-    rates = [0.8, 0.7, 0.6]
-    options = ("--synthetic-acceptance", "0.8,0.7,0.6", "--depths", "0,2,3,auto", "-p", "24")
-    options += ("-n", "32")
-    result = cli(*SMALL, *options)
-    cells = read_cells("matrix.jsonl")
-    assert [(c.n_max, c.adaptive) for c in cells] == [
-        (0, False), (2, False), (3, False), (3, True),
-    ]  # fmt: skip
-    assert [c.synthetic_acceptance for c in cells] == [None, rates[:2], rates, rates]
-    assert "At the imposed acceptance, with MTP decode is" in result.out
-    assert "MTP 3 SYNTHETIC" in result.out and "SYNTHETIC ACCEPTANCE 0.8, 0.7, 0.6" in result.out
-
-
 def test_prompts_come_from_the_file(watched: Watched, cli: Cli, demo: Model) -> None:
     Path("p.txt").write_text("0123456789" * 50)
     cli(*SMALL, "--prompt-file", "p.txt", "--repeat", "1")
@@ -192,16 +178,17 @@ def test_a_report_of_this_run_at_the_end(
 ) -> None:
     # Drawing takes seconds.
     monkeypatch.setattr("pyllama_mtp.measure.page.picture", lambda *_: b"<svg/>")
-    cli(*SMALL)
-    result = cli(*SMALL, "--classes", "source", "--report", "page")
+    small = (*SMALL, "-p", "24", "--repeat", "1")
+    cli(*small)
+    result = cli(*small, "--classes", "source", "--report", "page")
     assert result.code == 0 and f"report: {Path('page', 'index.html')}" in result.err
     tables = Path("page", "tables.md").read_text()
     assert "MTP 2" in tables and "source" in tables
     assert tables.count("\n## ") == 1, "the earlier run in the same file is not in it"
     written = {path.suffix for path in Path("page").iterdir()}
     assert written == {".html", ".svg", ".md", ".csv"}
-    watched.script[watched.n_generations + 10] = interrupt
-    result = cli(*SMALL, "--report", "interrupted")
+    watched.script[watched.n_generations + 6] = interrupt
+    result = cli(*small, "--repeat", "2", "--report", "interrupted")
     assert result.code == 130 and Path("interrupted", "index.html").is_file()
 
 

@@ -33,8 +33,8 @@ def test_generate(arch: str, in_process: Program, tmp_path: Path) -> None:
     assert done.stderr.startswith(said) and done.stderr.count(b"\n") == 1
 
 
-def test_chat(program: Program, llama: str) -> None:
-    done = program("chat", "-m", llama, *ONE_THREAD, "-n", "4", "--stats", input=b"hello\n")
+def test_chat(in_process: Program, llama: str) -> None:
+    done = in_process("chat", "-m", llama, *ONE_THREAD, "-n", "4", "--stats", input=b"hello\n")
     assert done.stdout and b"4 tokens written" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The commands with the real library and the demo model, as processes of their own."""
+"""The commands with the real library and the demo model."""
 
 from __future__ import annotations
 
@@ -67,9 +67,11 @@ SMALL = ("--prompt-sizes", "32,64", "--depths", "0,2", "--max-tokens", "8", "--r
 
 
 @pytest.mark.parametrize("variant", usual("patched", long=["upstream"]))
-def test_matrix_measures_every_cell(program: Program, tmp_path: Path, variant: str) -> None:
-    options = ("matrix", *DEMO, "--lib", variant, *SMALL)
-    done = program(*options, "--profile")
+def test_matrix_measures_every_cell(
+    program: Program, in_process: Program, tmp_path: Path, variant: str
+) -> None:
+    run = program if variant == "upstream" else in_process  # which has a library
+    done = run("matrix", *DEMO, "--lib", variant, *SMALL, "--profile")
     cells = read_cells(tmp_path / "matrix.jsonl")
     order = [(cell.n_prompt, cell.n_max) for cell in cells]
     assert order == [(size, depth) for size in (32, 64) for depth in (0, 2)]
@@ -94,9 +96,9 @@ def test_matrix_measures_every_cell(program: Program, tmp_path: Path, variant: s
     assert out.count("| products of weights |") == 2 and "MTP 2: %" in out
 
 
-def test_several_sequences_are_an_axis(program: Program, tmp_path: Path) -> None:
+def test_several_sequences_are_an_axis(in_process: Program, tmp_path: Path) -> None:
     """Each sequence has its own text; each number of sequences has its own cell without MTP."""
-    program(
+    in_process(
         *("matrix", "-p", "32", "-n", "8", "--repeat", "1", *DEMO),
         *("--depths", "0,2", "--axis", "n-sequences=1,3", "--output", str(tmp_path / "m.jsonl")),
     )
@@ -109,10 +111,10 @@ def test_several_sequences_are_an_axis(program: Program, tmp_path: Path) -> None
     assert cells[3].drafted[0] > cells[2].drafted[0] > 0
 
 
-def test_the_states_of_the_prefill(program: Program, tmp_path: Path) -> None:
+def test_the_states_of_the_prefill(in_process: Program, tmp_path: Path) -> None:
     small = ("--prompt-sizes", "48", "--depths", "0,2", "--max-tokens", "4", "--repeat", "1")
     options = ("matrix", *DEMO, *small, "--rows", "all,last")
-    program(*options, "--sync", "full,kv")
+    in_process(*options, "--sync", "full,kv")
     cells = read_cells(tmp_path / "matrix.jsonl")
     used = [(c.settings["prompt_rows"], c.samples[0].prompt_sync) for c in cells]
     assert used[1:] == [("all", "full"), ("all", "kv"), ("last", "full"), ("last", "kv")]

@@ -23,8 +23,3 @@ def test_json_has_the_costs_in_seconds(in_process: Program) -> None:
     assert len(costs["verify"]) == 3 and len(costs["draft"]) == 2
     assert 0 < costs["verify"][1] < 1
     assert {name: one["n_prompt"] for name, one in costs["profile"].items()} == {"0": 64, "1": 64}
-
-
-def test_a_context_that_is_too_short(in_process: Program) -> None:
-    done = in_process("tune", *QUICK, "--prompt-size", "250", "--n-ctx", "256", code=2)
-    assert b"exceed the context asked for, 256" in done.stderr

@@ -19,7 +19,7 @@ PROMPT = "def main"
 N_TOKENS = 24
 
 PROGRAM = """
-import json, sys
+import ctypes, json, sys
 import llama_cpp
 
 model, prompt, n_tokens = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -29,8 +29,28 @@ text = llama.create_completion(prompt, **greedy)["choices"][0]["text"]
 stream = llama.create_completion(prompt, stream=True, **greedy)
 parts = [part["choices"][0]["text"] for part in stream]
 library = llama_cpp.llama_cpp._lib._name
+
+# What is passed arrives, and what the library gives arrives: the values of its default parameters,
+# and what a context has of those that are not the defaults.
+params = llama_cpp.llama_context_default_params()
+names = [name for name, kind in params._fields_ if issubclass(kind, ctypes._SimpleCData)]
+defaults = {name: getattr(params, name) for name in names}
+polled = []
+poll = llama_cpp.ggml_abort_callback(lambda data: bool(polled.append(data)))
+params.n_ctx, params.n_batch, params.n_seq_max, params.n_threads = 512, 64, 3, 1
+params.kv_unified, params.embeddings = True, True
+params.abort_callback, params.abort_callback_data = poll, 7
+context = llama_cpp.llama_init_from_model(llama._model.model, params)
+tokens = (ctypes.c_int32 * 2)(5, 6)
+batch = llama_cpp.llama_batch_get_one(tokens, 2)
 print(json.dumps({
     "version": llama_cpp.__version__, "library": library, "text": text, "streamed": "".join(parts),
+    "defaults": defaults,
+    "n_ctx_seq": llama_cpp.llama_n_ctx_seq(context),
+    "n_seq_max": llama_cpp.llama_n_seq_max(context),
+    "code": llama_cpp.llama_decode(context, batch),
+    "embeddings": bool(llama_cpp.llama_get_embeddings_ith(context, -1)),
+    "polled": sorted(set(polled)),
 }))
 """
 
@@ -46,36 +66,6 @@ options = {"n_ctx": 256, "n_threads": 1}
 ours = "".join(pyllama_mtp.stream(model, prompt, max_tokens=n_tokens, **options))
 theirs = llama.create_completion(prompt, max_tokens=n_tokens, temperature=0.0)["choices"][0]["text"]
 print(json.dumps({"text": theirs, "ours": ours, "backend": pyllama_mtp.native.load().backend()}))
-"""
-
-#: What llama-cpp-python passes arrives, and what the library gives arrives there. Prints the values
-#: of its default parameters, and what a context has of those that are not the defaults.
-PARAMETERS = """
-import ctypes, json, sys
-import llama_cpp
-
-params = llama_cpp.llama_context_default_params()
-names = [name for name, kind in params._fields_ if issubclass(kind, ctypes._SimpleCData)]
-defaults = {name: getattr(params, name) for name in names}
-llama_cpp.llama_backend_init()
-model = llama_cpp.llama_model_load_from_file(
-    sys.argv[1].encode(), llama_cpp.llama_model_default_params()
-)
-polled = []
-poll = llama_cpp.ggml_abort_callback(lambda data: bool(polled.append(data)))
-params.n_ctx, params.n_batch, params.n_seq_max, params.n_threads = 512, 64, 3, 1
-params.kv_unified, params.embeddings = True, True
-params.abort_callback, params.abort_callback_data = poll, 7
-context = llama_cpp.llama_init_from_model(model, params)
-batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 2)(5, 6), 2)
-print(json.dumps({
-    "defaults": defaults,
-    "n_ctx_seq": llama_cpp.llama_n_ctx_seq(context),
-    "n_seq_max": llama_cpp.llama_n_seq_max(context),
-    "code": llama_cpp.llama_decode(context, batch),
-    "embeddings": bool(llama_cpp.llama_get_embeddings_ith(context, -1)),
-    "polled": sorted(set(polled)),
-}))
 """
 
 #: A program whose struct is that of a newer llama.cpp, with one field more.
@@ -129,17 +119,14 @@ def our_text(demo: Model) -> str:
 
 
 @pytest.mark.parametrize("variant", native.VARIANTS)
-def test_its_greedy_text_is_ours(variant: str, run: Run, our_text: str) -> None:
+def test_its_greedy_text_is_ours_and_parameters_arrive(
+    variant: str, run: Run, our_text: str
+) -> None:
     found = run(PROGRAM, variant)
     assert found["text"] == found["streamed"] == our_text != ""
     assert Path(found["library"]).parent == native.locate(variant)[0]
     pin = (Path(__file__).resolve().parents[2] / "vendor" / "drop-in.pin").read_text()
     assert f"llama-cpp-python=={found['version']} " in pin
-
-
-@pytest.mark.parametrize("variant", native.VARIANTS)
-def test_parameters_arrive(variant: str, run: Run) -> None:
-    found = run(PARAMETERS, variant)
     defaults = native.load().lib.llama_context_default_params()
     ours = {name for name in dir(defaults) if isinstance(getattr(defaults, name), (int, float))}
     shared = ours & found["defaults"].keys()

@@ -8,12 +8,10 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import fuzz
 import pytest
 from fuzzkit.cases import ENDED, FINDING, KINDS, NATIVE, REFUSED, WORKS, Cases
-from fuzzkit.document import apply, read_document
 from fuzzkit.pool import Case, Limits, Pool
 
 from pyllama_mtp.llama import native
@@ -24,7 +22,6 @@ from ..plain import write_model
 from ..processes import every_core
 
 JOBS = 2
-CONFORM: dict[str, Any] = {"op": "conform"}
 
 
 @pytest.mark.long
@@ -67,20 +64,6 @@ def test_a_seed_is_a_case(demo_file: Path, tmp_path: Path) -> None:
         assert len({str(edits) for edits in made}) > 15
 
 
-def test_a_copy_without_edits_is_the_model(demo_file: Path) -> None:
-    document = read_document(demo_file)
-    for edits in ([], [CONFORM]):
-        assert apply(document, edits) == demo_file.read_bytes()
-
-
-def test_tensors_of_other_architectures_stay_as_they_are(tmp_path: Path) -> None:
-    path = with_a_head("glm4moe", tmp_path / "m.gguf")
-    key = "glm4moe.attention.key_length"
-    edit: dict[str, Any] = {"op": "set", "key": key, "type": 4, "value": 32}
-    changed, conformed = (apply(read_document(path), edits) for edits in ([edit], [edit, CONFORM]))
-    assert conformed == changed != path.read_bytes()
-
-
 def test_a_worker_that_dies_is_a_finding_and_is_replaced(demo_file: Path) -> None:
     with Pool(demo_file, jobs=1) as pool:
         outcomes = [*pool.run([Case("model", 1, [])])]
@@ -92,10 +75,7 @@ def test_a_worker_that_dies_is_a_finding_and_is_replaced(demo_file: Path) -> Non
     assert "Aborted" in outcomes[1].detail
 
 
-def test_limits_are_findings(demo_file: Path) -> None:
-    with Pool(demo_file, 1, Limits(seconds=0)) as pool:
-        (outcome,) = pool.run([Case("model", 1, [])])
-    assert (outcome.outcome, outcome.detail[:9]) == ("finding", "no answer")
+def test_a_case_of_too_much_memory_is_a_finding(demo_file: Path) -> None:
     with Pool(demo_file, 1, Limits(peak_mib=0)) as pool:
         (outcome,) = pool.run([Case("model", 1, [])])
     assert outcome.outcome == "finding" and "MiB of memory" in outcome.detail

@@ -15,13 +15,13 @@ from pyllama_mtp.measure.records import read_file
 
 from ..processes import start
 
-SIZES, DEPTHS, REPEAT = (32, 96), (0, 1, 3), 20
+SIZES, DEPTHS, REPEAT = (32, 96), (0, 3), 16
 COMMAND = (
     *("matrix", "--output", "m.jsonl"),
     *("--prompt-sizes", ",".join(map(str, SIZES)), "--depths", ",".join(map(str, DEPTHS))),
     *("--repeat", str(REPEAT), "--max-tokens", "48", "--threads", "1"),
 )
-KILLS = 6
+KILLS = 4
 
 
 def reported(stderr: bytes) -> int:

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.drafting.depth import Costs
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.sample import Miss, Sample
 from pyllama_mtp.measure.worth import (
     acceptance_markdown,
     acceptance_rows,
-    advice,
     conditional,
     costs_of,
     rejected,
@@ -127,20 +125,8 @@ def test_models_and_axes_are_not_mixed() -> None:
     assert [row["series"] for row in acceptance_rows(cells)] == ["post-norm", "pre-norm"]
 
 
-def test_expected_speed_is_tokens_over_the_time_of_a_round() -> None:
-    shown = acceptance_markdown(matrix())
-    assert "| 2 | 0.50 | 1.50 | 2.00 | 62 | 1.50x | 0.75x | 1.12x |" in shown
-    assert "depth 1 is the best: 1.17x" in shown
-
-
 def test_rejected_drafts_say_where_they_were() -> None:
     sample = timed(1, 1, 1, 1)
     sample.misses = [Miss(7, 1, 3, 4, "a", "b", "before it")]
     (row,) = rejected([asked(1, "code", sample, repeats=[5])])
     assert row["class"] == "code" and row["repeat"] == 5 and row["context"] == "before it"
-
-
-def test_advice_follows_the_costs() -> None:
-    cheap = Costs(verify=(0, 1, 1.1, 1.2), draft=(0, 0.05, 0.1))
-    dear = Costs(verify=(0, 1, 2.5), draft=(0, 0.5))
-    assert "draft_n_max=2" in advice(cheap) and "draft_n_max=0" in advice(dear)

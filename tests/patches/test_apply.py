@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 from pq import apply
@@ -19,15 +17,13 @@ def files(queue, folder: str) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if not name.startswith(".")}
 
 
-def test_variants_leave_the_pristine_tree_alone_and_keep_modes(queue):
-    (queue.tree / LIBRARY).chmod(0o755)
+def test_variants_leave_the_pristine_tree_alone(queue):
     pristine = files(queue, "tree")
     for variant, changed in (("upstream", set()), ("patched", {LIBRARY})):
         assert queue.command("apply", "--variant", variant, "--dest", queue.copy) == 0
         copy = files(queue, "copy")
         assert {n for n in copy if copy[n] != pristine[n]} == {"ggml/src/ggml.c"} | changed
     assert copy.keys() == pristine.keys() and b"return 2020;" in copy[LIBRARY]
-    assert os.access(queue.copy / LIBRARY, os.X_OK)
     assert files(queue, "tree") == pristine
 
 
@@ -41,48 +37,33 @@ def test_only_files_whose_content_changes_are_written(queue):
         assert new - {apply.MARK} == written
 
 
-def test_a_damaged_or_interrupted_copy_is_completed(queue, monkeypatch, capsys):
-    def full(origin: Path, target: Path, copy=shutil.copy) -> None:
-        if target == queue.copy / LIBRARY:
-            raise OSError(28, "No space left on device", str(target))
-        copy(origin, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("pq.apply.shutil.copy", full)
-        assert queue.command("apply", "--dest", queue.copy) == 2
-    assert "No space left on device" in capsys.readouterr().err
+def test_a_damaged_copy_is_mended(queue):
+    queue.command("apply", "--dest", queue.copy)
+    good = files(queue, "copy")
     (queue.copy / "CMakeLists.txt").write_text("")
     (queue.copy / "src/extra.cpp").write_text("")
     (queue.copy / "LICENSE").unlink()
-    for dest in ("copy", "good"):
-        assert queue.command("apply", "--dest", queue.root / dest) == 0
-    assert files(queue, "copy") == files(queue, "good")
+    assert queue.command("apply", "--dest", queue.copy) == 0
+    assert files(queue, "copy") == good
 
 
 CASES = {
     "a patch": rf"{PATCH_2} does not apply:\n.*{LIBRARY}:18\n.*next:\n.* edit --work",
-    "no git": "git was not found\nnext:\n  install git",
     "foreign": "is not a patched copy made here\nnext:",
-    "inside": "must be apart\nnext:",
     "around": "must be apart\nnext:",
-    "half a tree": "is not the pin's llama.cpp\nnext:\n  python vendor/fetch.py",
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_refusals_change_nothing(queue, case, monkeypatch, capsys):
-    dest = {"inside": queue.tree / "build", "around": queue.root}.get(case, queue.copy)
+def test_refusals_change_nothing(queue, case, capsys):
     queue.command("apply", "--dest", queue.copy)
     if case == "a patch":
         path = queue.folder / PATCH_2
         path.write_text(path.read_text().replace("-int f20() { return 20", "-int f20() { return 7"))
-    elif case == "no git":
-        monkeypatch.setenv("PATH", "/nowhere")
     elif case == "foreign":
         (queue.copy / apply.MARK).rename(queue.copy / "thesis.tex")
-    elif case == "half a tree":
-        (queue.tree / "LICENSE").unlink()
     before = queue.bytes("copy", "patches")
+    dest = queue.root if case == "around" else queue.copy
     assert queue.command("apply", "--dest", dest) == 2
     assert re.search(CASES[case], capsys.readouterr().err, re.S)
     assert queue.bytes("copy", "patches") == before

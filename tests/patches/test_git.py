@@ -21,24 +21,15 @@ def test_export_depends_on_the_commits_alone(queue):
 def test_new_changed_and_dropped_commits(queue, capsys):
     queue.commit("third thing", f30="3030")
     git.must(queue.work, "rebase", "--quiet", "--onto", "HEAD~2", "HEAD~1")
+    queue.replace(f1="11")
+    before = queue.bytes("patches")
+    assert queue.command("export") == 2 and queue.bytes("patches") == before, "not committed"
+    git.must(queue.work, "checkout", "--quiet", ".")
     assert queue.command("export") == 0
     report = capsys.readouterr().out
     assert f"removed {PATCH_2}" in report and "added 0002-third-thing.patch" in report
     assert [path.name for path in queue.series.patches] == [PATCH_1, "0002-third-thing.patch"]
     assert [path.name for path in queue.series.of("upstream")] == [PATCH_1]
-
-
-@pytest.mark.parametrize("state", ["uncommitted", "am under way", "in use"])
-def test_export_and_edit_refuse(queue, state, capsys):
-    assert queue.command("edit") == 0
-    if state == "uncommitted":
-        queue.replace(f1="11")
-    elif state == "am under way":
-        (queue.work / ".git/rebase-apply").mkdir()
-    before = queue.bytes()
-    assert queue.command("edit" if state == "in use" else "export") == 2
-    assert "\nnext:\n" in capsys.readouterr().err
-    assert queue.bytes() == before
 
 
 def test_edit_stops_at_the_patch_that_fails_and_can_be_continued(queue, capsys):
@@ -60,10 +51,8 @@ def test_edit_stops_at_the_patch_that_fails_and_can_be_continued(queue, capsys):
     ("file", "old", "new", "problem"),
     [
         (PATCH_2, "@@ -18,7 +18,7 @@", "@@ -16,7 +16,7 @@", "exports to other bytes"),
-        (PATCH_2, "return 19", "return 91", "0002 llama : return more does not apply"),
         ("series", PATCH_2, "0003-gone.patch", "series must list the folder's patches in order"),
         ("README.md", PATCH_2, "0002", f"{PATCH_2} has no row in the table of README.md"),
-        ("LINES_OF_ONE", "", "", f"{PATCH_2} has 20 lines, more than 19"),
         ("LINES_OF_ALL", "", "", "all patches have 37 lines, more than 19"),
         ("a file", "", "", f"{PATCH_2} adds a file: put sources of ours in a folder of bindings/"),
     ],
@@ -85,27 +74,17 @@ def test_check_fails(queue, file, old, new, problem, monkeypatch, capsys):
     assert problem in message and "\nnext:\n" in message
 
 
-SOURCES = ("ggml-cpu/kernel.cpp", "ggml-cuda/kernel.cu", "llama/mtp.h")
-
-
-def test_sources_of_ours_are_in_the_figures_and_in_the_patched_stamp(queue, capsys):
-    for name in SOURCES:
-        (queue.root / "bindings" / name).parent.mkdir(parents=True)
-        (queue.root / "bindings" / name).write_text("int ours;\n")
-    assert queue.command("check", "--stat") == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "1\t1\tggml/src/ggml.c",
-        "1\t1\tsrc/llama.cpp",
-        " 2 files changed, 2 insertions(+), 2 deletions(-)",
-        *(f" 1 files of ours in bindings/{name.partition('/')[0]}, 1 lines" for name in SOURCES),
-        "2 patches apply to llama.cpp c0ffee000000 and export to the same bytes",
-    ]
+def test_sources_of_ours_are_in_the_patched_stamp(queue):
+    """A build that went on with objects of other sources would be another library."""
+    source = queue.root / "bindings/ggml-cuda/kernel.cu"
+    source.parent.mkdir(parents=True)
+    source.write_text("int ours;\n")
     before, seen = queue.series.stamp("upstream"), {queue.series.stamp("patched")}
-    for file in [queue.folder / PATCH_2, *(queue.root / "bindings" / name for name in SOURCES)]:
+    for file in (queue.folder / PATCH_2, source):
         file.write_text(file.read_text() + "\n")
         seen.add(queue.series.stamp("patched"))
         assert queue.series.stamp("upstream") == before
-    assert len({before, *seen}) == 6
+    assert len({before, *seen}) == 4
     (queue.folder / PATCH_1).write_text("other\n")
     assert queue.series.stamp("upstream") != before
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
 import pytest
 
 from pyllama_mtp import Model, bench
@@ -18,7 +16,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.page import KINDS
 from pyllama_mtp.measure.plan import AXES
-from pyllama_mtp.measure.records import Writer, read_cells, read_file
+from pyllama_mtp.measure.records import read_cells
 from pyllama_mtp.settings import Settings
 
 from ..cli.conftest import Watched
@@ -121,24 +119,6 @@ def test_comparing_files_results_and_variants() -> None:
 # -- results in words ------------------------------------------------------------------------------
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_results_are_text_whatever_rich_takes_the_place_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In a notebook it shows tables itself, and with FORCE_COLOR it adds colours."""
-    results = bench.read(MEASURED)
-    text = str(results)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert str(results) == text and "\x1b" not in text
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: False)
-    assert str(results) == text
-
-
 def test_a_notebook_shows_the_tables() -> None:
     results = bench.read(MEASURED)
     assert results._repr_markdown_() == results.markdown()
@@ -224,19 +204,3 @@ def test_any_setting_is_an_axis(watched: Watched) -> None:
 def test_an_argument_that_makes_no_sense(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         bench.matrix(M, **given)
-
-
-def test_a_caller_from_python_is_told_of_no_option(watched: Watched, tmp_path: Path) -> None:
-    small: dict[str, Any] = {"sizes": 24, "depths": 0, **FEW}
-    other = tmp_path / "notes.txt"
-    other.write_text("not cells\n")
-    for output in (tmp_path, other):
-        with pytest.raises(UsageError, match=r"; name another file$"):
-            bench.matrix(M, output=output, **small)
-    busy = tmp_path / "busy.jsonl"
-    bench.matrix(M, output=busy, **small)
-    header = next(iter(read_file(busy).runs.values())).header
-    with Writer(busy, None) as writer:
-        writer.write(msgspec.structs.replace(header, run="b"))
-        with pytest.raises(UsageError, match=r"wait for it, or name another file$"):
-            bench.matrix(M, output=busy, **small)

@@ -171,23 +171,13 @@ def test_what_cannot_be_compared_ends_with_2(cli: Cli, write_cells: Write, tmp_p
     empty.touch()
     for arguments, message in (
         ([good], "two files"),
-        ([good, good, good], "two files"),
         ([good, good, "--variants", "a,b"], "within one file"),
-        ([good, "--variants", "a"], "two names"),
         ([good, empty], "holds no measured cell"),
         ([good, tmp_path / "none.jsonl"], "cannot read"),
         ([good, other], "on both sides"),
         ([once, once], "one sample only"),
         ([good, good, "--threshold", "5"], "3% or 0.03"),
-        ([good, good, "--threshold", "100%"], "below 100%"),
-        ([good, good, "--threshold", "x%"], "'x%'"),
     ):
         result = cli("compare", *arguments)
         assert result.code == 2 and message in result.err, arguments
         assert not result.out
-
-
-def test_a_figure_that_there_is_not() -> None:
-    cells = [make_cell(0)]
-    with pytest.raises(UsageError, match="figures"):
-        compare(cells, cells, figures=["elapsed"])

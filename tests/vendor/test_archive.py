@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import fetch
@@ -22,14 +20,12 @@ def stub_python(folder: Path, output: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("cached", ["nothing", "a damaged archive"])
-def test_pip_fetches_verifies_and_caches(place, monkeypatch, cached):
-    """Real pip, from a folder instead of an index."""
+def test_pip_fetches_verifies_and_caches(place, monkeypatch):
+    """Real pip, from a folder instead of an index; what was damaged in the cache is replaced."""
     monkeypatch.setenv("PIP_FIND_LINKS", str(place.archive.parent))
     file = place.cache / place.archive.name
-    if cached != "nothing":
-        place.cache.mkdir(parents=True)
-        file.write_bytes(place.archive.read_bytes()[:-1])
+    place.cache.mkdir(parents=True)
+    file.write_bytes(place.archive.read_bytes()[:-1])
     assert fetch.ensure_tree(place.dest, None, place.pin).commit == COMMIT
     assert file.read_bytes() == place.archive.read_bytes()
     assert [p.name for p in place.cache.iterdir()] == [file.name]
@@ -46,28 +42,15 @@ def test_an_archive_that_is_there_is_used(place, monkeypatch, tmp_path, where):
     assert fetch.ensure_tree(place.dest, None, place.pin).commit == COMMIT
 
 
-@pytest.mark.parametrize("named_by", ["--archive", "PYLLAMA_MTP_SDIST"])
-def test_wrong_hash_of_a_given_archive(place, monkeypatch, capsys, tmp_path, named_by):
+def test_wrong_hash_of_a_given_archive(place, capsys, tmp_path):
     other = tmp_path / "other.tar.gz"
     other.write_bytes(place.archive.read_bytes() + b"x")
-    arguments = ["--dest", str(place.dest)]
-    if named_by == "--archive":
-        arguments += ["--archive", str(other)]
-    else:
-        monkeypatch.setenv(named_by, str(other))
-    assert fetch.main(arguments) == 2
+    assert fetch.main(["--dest", str(place.dest), "--archive", str(other)]) == 2
     message = capsys.readouterr().err
-    assert f"the archive given with {named_by} is not the pinned one" in message
+    assert "the archive given with --archive is not the pinned one" in message
     assert f"expected: sha256 {read_pin(place.pin).sha256}" in message
     assert f"found:    sha256 {sdist.sha256_of(other)} ({other}" in message
     assert not place.dest.exists()
-
-
-@pytest.mark.parametrize("kind", ["no such file", "a folder"])
-def test_given_archive_that_is_no_file(place, tmp_path, kind):
-    path = tmp_path if kind == "a folder" else tmp_path / "gone.tar.gz"
-    with pytest.raises(FetchError, match=kind):
-        fetch.ensure_tree(place.dest, path, place.pin)
 
 
 def test_wrong_hash_of_a_download(place, monkeypatch):
@@ -84,9 +67,7 @@ def test_wrong_hash_of_a_download(place, monkeypatch):
 #: What pip prints, the problem, and a word of what to do; None: real pip, where nobody listens.
 PIP_FAILS = [
     (None, "no network", "PYLLAMA_MTP_SDIST"),
-    ("/usr/bin/python: No module named pip", "pip is missing", "install pip"),
     ("OSError: [Errno 28] No space left on device", "no space left while downloading", "350 MB"),
-    ("", "pip could not download", "--archive"),
 ]
 
 
@@ -104,19 +85,8 @@ def test_pip_fails(place, monkeypatch, tmp_path, output, problem, todo):
     assert not place.dest.exists() and list(place.cache.iterdir()) == []
 
 
-def test_unwritable_cache(place, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(FetchError, match="cache folder cannot be written") as caught:
-        fetch.ensure_tree(place.dest, None, place.pin)
-    assert "XDG_CACHE_HOME" in caught.value.todo
-
-
 HASH = "--hash=sha256:" + "0" * 64
-PINS = (
-    *("", "llama-cpp-python==1.0", f"other==1.0 {HASH}", f"llama-cpp-python>=1.0 {HASH}"),
-    *("llama-cpp-python==1.0 --hash=sha256:123", f"llama-cpp-python==1.0 {HASH}\n" * 2),
-)
+PINS = ("", "llama-cpp-python==1.0", f"other==1.0 {HASH}", f"llama-cpp-python==1.0 {HASH}\n" * 2)
 
 
 @pytest.mark.parametrize("text", PINS)
@@ -124,15 +94,3 @@ def test_a_bad_pin(place, text):
     place.pin.write_text(text)
     with pytest.raises(FetchError, match="pin is not understood"):
         fetch.ensure_tree(place.dest, place.archive, place.pin)
-
-
-def test_runs_from_any_folder_without_the_package(place, tmp_path):
-    """As the build calls it: another working folder, nothing of ours on the path."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    command = [sys.executable, "-I", fetch.__file__, "--archive", str(place.archive)]
-    command += ["--dest", str(place.dest)]
-    result = sdist.subprocess.run(
-        command, cwd=tmp_path, env=environment, text=True, capture_output=True
-    )
-    assert result.returncode == 2  # the real pin, so the fake archive is refused
-    assert "is not the pinned one" in result.stderr and "Traceback" not in result.stderr

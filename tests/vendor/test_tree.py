@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -27,7 +26,6 @@ def test_unpacks_the_needed_files_only(place):
     assert (tree.commit, tree.path, tree.files) == (COMMIT, place.dest, len(NEEDED))
     assert (tree.requirement, tree.date) == ("llama-cpp-python==9.9.9", "2026-10-02")
     assert os.access(place.dest / "cmake/run.sh", os.X_OK)
-    assert not (place.dest / "LICENSE").stat().st_mode & 0o111
     assert place.leftovers == []
     # Times of the archive could be older than objects that were built from another release.
     assert time.time() - (place.dest / "src/llama.cpp").stat().st_mtime < 60
@@ -41,7 +39,6 @@ def test_the_other_package(place, tmp_path):
     tree = fetch.ensure_tree(place.dest, archive, place.pin)
     assert names(place.dest) == set(NEEDED) | {tree_module.STAMP}
     assert (tree.commit, tree.date) == ("b11549", "2026-10-10")
-    assert fetch.ensure_tree(place.dest, None, place.pin) == tree
 
 
 def test_second_run_reads_no_archive_and_writes_nothing(place):
@@ -52,53 +49,37 @@ def test_second_run_reads_no_archive_and_writes_nothing(place):
     assert {n: (place.dest / n).stat().st_mtime_ns for n in names(place.dest)} == times
 
 
-def half_unpack(how: str, dest: Path) -> None:
-    """Leave `dest` as an interrupted copy or a careless hand would."""
-    if how in WRITTEN:
-        name, text = WRITTEN[how]
-        (dest / name).write_text(text)
-    elif how == "link to a folder":
-        (dest / "src/more").symlink_to("../src")
-    else:
-        for name in REMOVED[how] or names(dest):
-            (dest / name).unlink()
-
-
-WRITTEN = {
+#: What an interrupted copy or a careless hand leaves: a file's new text, or None if it is gone.
+HALF = {
     "file cut short": ("src/llama.cpp", "int"),
+    "file missing": ("src/llama.cpp", None),
     "extra file": ("src/extra.cpp", "int extra;\n"),
     "broken stamp": (tree_module.STAMP, '{"commit": '),
-    "stamp of no object": (tree_module.STAMP, "3"),
+    "no stamp": (tree_module.STAMP, None),
     "edited in place": ("src/llama.cpp", NEEDED["src/llama.cpp"].replace("return 7", "return 8")),
 }
-REMOVED = {"no stamp": [tree_module.STAMP], "file missing": ["src/llama.cpp"], "empty folder": []}
-HALF = ["link to a folder", *REMOVED, *WRITTEN][:-1]  # an edit is found by --check alone
 
 
 @pytest.mark.parametrize("how", HALF)
-def test_half_unpacked_tree_is_repaired(place, how):
-    fetch.ensure_tree(place.dest, place.archive, place.pin)
-    half_unpack(how, place.dest)
-    fetch.ensure_tree(place.dest, place.archive, place.pin)
-    assert names(place.dest) == set(NEEDED) | {tree_module.STAMP}
-    assert fetch.check_tree(place.dest, read_pin(place.pin)).commit == COMMIT
-    assert place.leftovers == []
-
-
-@pytest.mark.parametrize("how", [*HALF, "edited in place", "absent"])
-def test_check_reports_and_changes_nothing(place, how, capsys):
+def test_a_half_unpacked_tree_is_reported_and_repaired(place, how, capsys):
     fetch.ensure_tree(place.dest, place.archive, place.pin)
     assert fetch.main(["--check", "--dest", str(place.dest)]) == 0
-    if how == "absent":
-        place.dest.rename(place.dest.parent / "elsewhere")
+    name, text = HALF[how]
+    if text is None:
+        (place.dest / name).unlink()
     else:
-        half_unpack(how, place.dest)
+        (place.dest / name).write_text(text)
     before = names(place.dest.parent)
     assert fetch.main(["--check", "--dest", str(place.dest)]) == 2
     message = capsys.readouterr().err
     assert "expected: llama-cpp-python==9.9.9" in message
     assert "do:       run: rm -rf" in message and str(place.dest) in message
     assert names(place.dest.parent) == before
+    if how == "edited in place":
+        return  # is found by --check alone
+    fetch.ensure_tree(place.dest, place.archive, place.pin)
+    assert fetch.check_tree(place.dest, read_pin(place.pin)).commit == COMMIT
+    assert place.leftovers == []
 
 
 def test_another_pin_and_other_rules_replace_the_tree(place, tmp_path, monkeypatch):
@@ -111,10 +92,7 @@ def test_another_pin_and_other_rules_replace_the_tree(place, tmp_path, monkeypat
     assert names(place.dest) == {"CMakeLists.txt", tree_module.STAMP}
 
 
-@pytest.mark.parametrize(
-    ("number", "said"), [(errno.ENOSPC, "no space"), (errno.EACCES, "cannot be written")]
-)
-def test_a_disk_that_takes_no_more_leaves_the_old_tree(place, monkeypatch, tmp_path, number, said):
+def test_a_full_disk_leaves_the_old_tree(place, monkeypatch, tmp_path):
     old = fetch.ensure_tree(place.dest, place.archive, place.pin)
     archive = make_sdist(tmp_path / "newer.tar.gz", NEEDED | {"src/newer.cpp": "\n"})
     newer = make_pin(tmp_path / "newer.pin", archive)
@@ -122,70 +100,41 @@ def test_a_disk_that_takes_no_more_leaves_the_old_tree(place, monkeypatch, tmp_p
 
     def full(path: Path, data: bytes) -> None:
         if next(left, None) is None:
-            raise OSError(number, "full")
+            raise OSError(28, "full")
         write(path, data)
 
     monkeypatch.setattr(tree_module, "write_file", full)
-    with pytest.raises(FetchError, match=said):
+    with pytest.raises(FetchError, match="no space"):
         fetch.ensure_tree(place.dest, archive, newer)
     assert fetch.check_tree(place.dest, read_pin(place.pin)) == old
     assert place.leftovers == []
 
 
-def test_what_a_killed_run_left_is_removed_when_old(place):
-    old, young = (place.dest.parent / f".llama.cpp.tmp-{n}" for n in ("old", "young"))
-    old.mkdir()
-    young.mkdir()
-    os.utime(old, (1, 1))
-    fetch.ensure_tree(place.dest, place.archive, place.pin)
-    assert place.leftovers == [young.name]
-
-
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_foreign_destination_is_refused(place, kind):
-    if kind == "folder":
-        place.dest.mkdir()
-        (place.dest / "thesis.tex").write_text("precious")
-    else:
-        place.dest.write_text("precious")
+def test_a_foreign_destination_is_refused(place):
+    place.dest.mkdir()
+    (place.dest / "thesis.tex").write_text("precious")
     with pytest.raises(FetchError, match="holds something else") as caught:
         fetch.ensure_tree(place.dest, place.archive, place.pin)
-    assert ("thesis.tex" if kind == "folder" else "llama.cpp") in caught.value.found
-    assert place.dest.exists() and place.leftovers == []
+    assert "thesis.tex" in caught.value.found
+    assert (place.dest / "thesis.tex").exists() and place.leftovers == []
 
 
 BAD = {
-    "link": {"links": {"src/evil.cpp": "/etc/passwd"}},
-    "dotdot": {"files": NEEDED | {"src/../../../evil": "out\n"}},
-    "absolute": {"files": NEEDED | {"src//opt/evil\\x": "out\n"}},
-    "no commit": {"commit": "ref: refs/heads/gone"},
-    "no tree": {"files": {"README.md": "moved\n"}},
-    "no build": {"package": "xllamacpp"},
+    "link": ({"links": {"src/evil.cpp": "/etc/passwd"}}, "not a plain file"),
+    "dotdot": ({"files": NEEDED | {"src/../../../evil": "out\n"}}, "leaves the tree"),
+    "absolute": ({"files": NEEDED | {"src//opt/evil\\x": "out\n"}}, "leaves the tree"),
+    "no tree": ({"files": {"README.md": "moved\n"}}, "no CMakeLists.txt"),
+    "cut short": ({}, "damaged archive"),
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "found"),
-    [
-        ("link", "not a plain file"),
-        ("dotdot", "leaves the tree"),
-        ("absolute", "leaves the tree"),
-        ("no commit", "no commit"),
-        ("no build", "no build in xllamacpp==9.9.9"),
-        ("no tree", "no CMakeLists.txt"),
-        ("cut short", "damaged archive"),
-        ("not gzip", "damaged archive"),
-    ],
-)
-def test_bad_archives_are_refused(place, tmp_path, case, found):
-    archive = tmp_path / "bad.tar.gz"
-    make_sdist(archive, **BAD.get(case, {}))
+@pytest.mark.parametrize("case", BAD)
+def test_bad_archives_are_refused(place, tmp_path, case):
+    archive, (options, found) = tmp_path / "bad.tar.gz", BAD[case]
+    make_sdist(archive, **options)
     if case == "cut short":
         archive.write_bytes(place.archive.read_bytes()[:-200])
-    elif case == "not gzip":
-        archive.write_bytes(b"<html>no such page</html>")
-    package = BAD.get(case, {}).get("package", "llama-cpp-python")
-    make_pin(place.pin, archive, f"{package}=={VERSION}")
+    make_pin(place.pin, archive, f"llama-cpp-python=={VERSION}")
     with pytest.raises(FetchError, match="cannot be used") as caught:
         fetch.ensure_tree(place.dest, archive, place.pin)
     assert found in caught.value.found and str(archive) in caught.value.found
@@ -211,5 +160,4 @@ def test_runs_at_once(place, monkeypatch):
 
     with ThreadPoolExecutor(4) as pool:
         assert {*pool.map(run, range(4))} == {(COMMIT, place.dest.stat().st_ino)}
-    assert names(place.dest) == set(NEEDED) | {tree_module.STAMP}
     assert place.leftovers == []

@@ -65,10 +65,3 @@ def test_the_backend_is_what_computes(peers: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("FAKE_MODE", "gpu")
     assert find("llama-server").build.backend == "CUDA"
     assert find("llama-server", gpu=False).build.backend == "CPU"
-
-
-def test_an_older_one_says_its_version_otherwise(peers: Any) -> None:
-    program = peers.folder / "llama-server"
-    program.write_text("#!/bin/sh\n[ $1 = --version ] && echo 'version: 6789 (0c1e570)'\ntrue\n")
-    assert find("llama-server").build.upstream_commit == "0c1e570"
-    assert "6789" in str(find("llama-server").build)

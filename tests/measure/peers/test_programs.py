@@ -125,13 +125,6 @@ def test_after_a_context(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         measured("llama-server", task)
 
 
-def test_one_token_is_all_prefill(peers: Any) -> None:
-    task = replace(TASK, max_tokens=1)
-    for name in ("llama-bench", "llama-server"):
-        sample = measured(name, task)
-        assert (sample.n_generated, sample.decode_tps, sample.decode_s) == (1, 0, 0)
-
-
 # -- failures --------------------------------------------------------------------------------------
 
 

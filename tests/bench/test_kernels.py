@@ -1,12 +1,16 @@
-"""bench/attention.py: a moment of it on this machine."""
+"""bench/attention.py and bench/columns.py: a moment of each on this machine."""
 
 from __future__ import annotations
 
 import attention
+import columns
 import pytest
 
+Capture = pytest.CaptureFixture[str]
+SMALL = ("--rows", "512", "--columns", "512")
 
-def test_a_moment_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_attention(capsys: Capture) -> None:
     """Few rows and many; each line comes at once, and again in the table."""
     words = ["--seconds", "0.01", "--types", "f16,q8_0", "--cells", "300", "--rows", "2,20"]
     assert attention.main([*words, "--heads", "4,2", "--size", "64", "--layers", "2"]) == 0
@@ -16,4 +20,12 @@ def test_a_moment_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.split("|")[1:-1] for line in said.splitlines() if line.startswith(("| f", "| q"))]
     assert [[cell.strip() for cell in row[:3]] for row in rows] == wanted
     assert all(float(row[4]) > 0 for row in rows)
-    assert "- 2 layers, 4 heads on 2 of 64 numbers" in said
+
+
+def test_columns(capsys: Capture) -> None:
+    """A type that upstream repacks, and one that it does not."""
+    assert columns.main(["--seconds", "0.01", "--types", "q4_k,q6_k", "-n", "1,40", *SMALL]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split("|")[1:3] for line in said.splitlines() if line.startswith("| Q")]
+    ways = [[name, way] for name in ("Q4_K", "Q6_K") for way in ("before", "now")]
+    assert [[cell.strip() for cell in row] for row in rows[:8]] == 2 * ways
