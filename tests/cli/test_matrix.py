@@ -58,9 +58,11 @@ def test_the_demo_model_is_repeated_more_often_within_its_budget(
 ) -> None:
     """A number of repeats or a budget that is given counts in its place."""
     small = ("matrix", "--depths", "0", "--prompt-sizes", "8", "-n", "1", "--threads", "1")
+    assert DEMO_REPEAT > 2 * REPEAT
+    monkeypatch.setattr("pyllama_mtp.cli.matrix.DEMO_REPEAT", 4)
     result = cli(*small)
     assert result.code == 0 and "left out" not in result.err
-    assert len(read_cells("matrix.jsonl")[0].samples) == DEMO_REPEAT
+    assert len(read_cells("matrix.jsonl")[0].samples) == 4
     monkeypatch.setattr("pyllama_mtp.cli.matrix.DEMO_BUDGET", "0.000001s")
     assert " left out " in cli(*small).err
     for given in (("--repeat", "2"), ("--budget", "1h")):
