@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -338,23 +338,25 @@ def _gain(cells: Sequence[Cell], depth: int, value: float) -> Ratio:
     Args:
         cells: of one prompt size, as for :func:`costs_of`.
     """
-    by_prompt: dict[str, dict[int, list[Cell]]] = {}
+    by_prompt: dict[tuple[str, int], list[Cell]] = {}
     for cell in cells:
-        prompts = by_prompt.setdefault(cell.prompt_class, {})
         for repeat, sample in zip(cell.repeats, cell.samples, strict=True):
-            prompts.setdefault(repeat, []).append(replace(cell, samples=[sample], repeats=[repeat]))
-    rows, limit = list[list[float]](), 1
-    for prompts in by_prompt.values():
-        row = list[float]()
-        for own in prompts.values():
-            if costs := costs_of(own):
-                (samples,) = (list(one.values())[-1] for one in acceptance_groups(own).values())
-                rates = [*_leading(samples), *[0.0] * depth]  # none was tried behind the last one
-                row.append(speed(costs, rates, depth) * costs.plain)
-                limit = costs.limit
-        if row:
-            rows.append(row)
-    spread = typical_ratio(*rows, confidence=1 - (1 - CONFIDENCE) / limit)
+            alone = replace(cell, samples=[sample], repeats=[repeat])
+            by_prompt.setdefault((cell.prompt_class, repeat), []).append(alone)
+    rows: dict[str, list[float]] = {}
+    limit = 1
+    for (kind, _), own in by_prompt.items():
+        if costs := costs_of(own):
+            (classes,) = acceptance_groups(own).values()
+            rates = [*_leading(classes[kind]), *[0.0] * depth]  # none was tried behind the last
+            rows.setdefault(kind, []).append(speed(costs, rates, depth) * costs.plain)
+            limit = costs.limit
+    each = [*rows.values()]
+    if any(len(row) < 2 for row in each):  # nothing is known of that class alone
+        each = [[*chain(*each)]]
+    if not each:
+        return Ratio(value, None, None, 0)
+    spread = typical_ratio(*each, confidence=1 - (1 - CONFIDENCE) / limit)
     if spread.low is None or spread.high is None:
         return Ratio(value, None, None, spread.n)
     factor = value / spread.value

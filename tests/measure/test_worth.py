@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,11 @@ def test_models_and_axes_are_not_mixed() -> None:
     hidden = [{"hidden": "post-norm"}, {"hidden": "pre-norm"}]
     cells = [asked(1, "code", timed(1, 4, 1, 1, accepted=[4]), axes=one) for one in hidden]
     assert [row["series"] for row in acceptance_rows(cells)] == ["post-norm", "pre-norm"]
+
+
+def test_prompts_without_a_partner_give_no_interval() -> None:
+    cells = [replace(cell, repeats=[cell.n_max]) for cell in matrix()]
+    assert "depth 1 is the best: about 1.2 times as fast" in acceptance_markdown(cells)
 
 
 def test_rejected_drafts_say_where_they_were() -> None:
