@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.arguments import as_float
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.compare import THRESHOLD, Change, Comparison, of_variants
 from pyllama_mtp.measure.compare import compare as compare_cells
@@ -204,7 +203,6 @@ class Results:
         Raises:
             UsageError: a variant has no cells, or as of :func:`compare`.
         """
-        _check_threshold(options.get("threshold", THRESHOLD))
         return compare_cells(*of_variants(self.cells, old, new), **options)
 
 
@@ -243,15 +241,9 @@ def compare(
     Raises:
         UsageError: no cell is on both sides, no cell has two samples, or a bad argument.
     """
-    _check_threshold(threshold)
     sides = (side if isinstance(side, Results) else read(side) for side in (old, new))
     before, after = (side.cells for side in sides)
     return compare_cells(before, after, threshold=threshold, figures=figures, ratios=ratios)
-
-
-def _check_threshold(threshold: Any) -> None:
-    if as_float(threshold) is None:
-        raise UsageError(f"threshold is {threshold!r}; it must be a number, such as 0.03 for 3 %")
 
 
 def matrix(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,6 @@ from .promptfile import (
     compare,
     fingerprint,
     weights_sample,
-    without_head,
 )
 from .promptstore import PromptStore, Stored
 from .request import Request, rows_wanted
@@ -305,16 +304,13 @@ class PrefixCache:
         kept = tuple(sequence.checkpoints.kept) if checkpoints else ()
         return ProcessedPrompt([*sequence.tokens], target, *draft, self.identity(), images, kept)
 
-    def fitting(self, text: ProcessedPrompt, name: str, drafts: bool) -> ProcessedPrompt:
-        """A text of another session, `name` for messages, as it fits here. Without `drafts` it may
-        have an MTP head's states, which are left out. Raises PromptFileError: it does not fit."""
+    def check_fits(self, text: ProcessedPrompt, name: str, drafts: bool) -> None:
+        """Raise PromptFileError: a text of another session, `name` for messages, does not fit here.
+        Without `drafts`, it may have an MTP head's states, which loading leaves out."""
         identity = {**text.identity}
         if not drafts:
             identity |= {name: self.identity()[name] for name in ("mtp", "hidden")}
         compare(name, identity, self.identity())
-        if text.identity["mtp"] == _IN_TRUNK and not self._target.options.with_mtp:
-            return replace(text, target=without_head(text.target, self._model.info))
-        return text
 
     def put_back(self, sequence: Sequence, text: ProcessedPrompt) -> None:
         """Put a processed text into a sequence, instead of its present text; the sequence must be

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import stat
 import struct
@@ -428,66 +427,3 @@ def compare(path: str | os.PathLike[str], made_with: Identity, wanted: Identity)
     ]
     if differences:
         raise PromptFileError(f"{path}: {'; '.join(differences)}", path)
-
-
-# --- without the MTP head -----------------------------------------------------------------------
-
-#: The carry's first word in states, of our src/llama-memory-recurrent.cpp.
-_CARRY_VERSION = 0x4D545001
-
-
-def without_head(state: State, info: GGUFInfo) -> bytes:
-    """The state of a sequence of a context with_mtp, as one without the MTP block has it: less K
-    and V of the block's layer, the last one, and less the carry.
-
-    The layout is that of llama.cpp's llama_kv_cache::state_write() and
-    llama_memory_recurrent::state_write(), the latter with the carry behind the last R.
-
-    Raises:
-        PromptFileError: the state has another layout.
-    """
-
-    at, begin = 8, 0  # behind magic and sequence
-
-    def words(kind: str) -> tuple[int, ...]:
-        nonlocal at
-        at += struct.calcsize(kind)
-        return struct.unpack_from(kind, state, at - struct.calcsize(kind))
-
-    n_layer, kept = len(info.attention_layers) + 1, list[bytes | memoryview]()
-    view = memoryview(state)
-
-    def leave_out(start: int) -> None:
-        nonlocal begin
-        kept.append(view[begin:start])
-        begin = at
-
-    try:
-        n_streams, n_cells = words("<2I")
-        for n_words in (6, 3):  # of a cell, with M-RoPE's positions and without
-            at = 16 + 4 * n_words * n_cells
-            transposed, n_saved = words("<2I")
-            if transposed < 2 and n_saved == n_layer:
-                break
-        leave_out(at - 4)
-        kept.append(struct.pack("<I", n_layer - 1))
-        words("<2I")  # rotations of K and V
-        for kind in ("<iQ", "<i2I" if transposed else "<iQ"):  # K, V
-            for _ in range(n_layer):
-                start, (_, *row) = at, words(kind)
-                at += math.prod(row) * n_cells
-            leave_out(start)
-        (n_states,) = words("<I")
-        at += 8 * n_states + 8  # cells, whether S is transposed, layers
-        for _ in info.recurrent_layers:
-            _, n_bytes = words("<iQ")
-            at += n_bytes * n_states
-        start, (version, _, n_bytes) = at, words("<2IQ")
-        at += n_bytes * n_states
-        leave_out(start)
-        fits = n_streams == 1 and n_saved == n_layer and version == _CARRY_VERSION
-    except struct.error:
-        fits = False
-    if not fits or at > len(state):
-        raise PromptFileError("the state is not laid out as those of this llama.cpp", "")
-    return b"".join([*kept, view[begin:]])

@@ -411,8 +411,8 @@ class Session(Owned):
         copy = other.copy() if isinstance(other, Session) else other
         engine, name = self._engine, "the other session"
         with engine.alone:
-            text = engine.prefixes.fitting(copy, name, drafts=bool(engine.prompt_sync))
-            return engine.put_back(engine.sequences[0], text, name)
+            engine.prefixes.check_fits(copy, name, drafts=bool(engine.prompt_sync))
+            return engine.put_back(engine.sequences[0], copy, name)
 
     def _number(self, sequence: int) -> int:
         most = len(self._engine.sequences) - 1

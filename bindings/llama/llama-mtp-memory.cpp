@@ -189,3 +189,31 @@ void llama_io_read_i::read_transposed(ggml_tensor * tensor, int32_t first, int32
     }
     ggml_backend_tensor_set(tensor, rows.data(), first*tensor->nb[1], n_rows*tensor->nb[1]);
 }
+
+static void skip(llama_io_read_i & io, uint64_t size) {
+    uint8_t bytes[4096];
+    for (uint64_t n; size > 0; size -= n) {
+        n = std::min<uint64_t>(size, sizeof(bytes));
+        io.read(bytes, n);
+    }
+}
+
+void llama_io_read_i::skip_layer(uint32_t n_cells, bool transposed) {
+    skip(*this, sizeof(int32_t)); // type
+    uint64_t size_row;
+    if (transposed) {
+        uint32_t dims[2]; // bytes of an element, elements of a row
+        read(dims, sizeof(dims));
+        size_row = uint64_t(dims[0])*dims[1];
+    } else {
+        read(&size_row, sizeof(size_row));
+    }
+    skip(*this, n_cells*size_row);
+}
+
+void llama_io_read_i::skip_carry(uint32_t n_cells) {
+    skip(*this, sizeof(uint32_t)); // kind of its rows
+    uint64_t size_row;
+    read(&size_row, sizeof(size_row));
+    skip(*this, n_cells*size_row);
+}

@@ -6,9 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from pyllama_mtp.cli import options, parsing, progress
 from pyllama_mtp.drafting import vocabulary
@@ -23,10 +21,6 @@ from pyllama_mtp.models.sidecar import NO_HEAD
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.models.synth import TENSOR_TYPES, synthetic_size, write_synthetic
 from pyllama_mtp.models.tokenizer import read_tokenizer
-
-if TYPE_CHECKING:
-    from pyllama_mtp.drafting.vocabulary import Counts, Ranking
-    from pyllama_mtp.models.tokenizer import Ids, Tokenizer
 
 
 class Synth:
@@ -215,18 +209,17 @@ class Quantize:
 
 
 class DraftVocab:
-    """Rank a model's vocabulary by how often its tokens occur in your text, and show
-    how much of the text the best tokens cover, by this ranking and by the default
-    one, which needs no text.
+    """Rank a model's vocabulary by how often its tokens occur in your text, for
+    --draft-vocab.
 
     The LM head makes drafting expensive, so drafts come from a part of the
-    vocabulary. The answers do not change: the model verifies over all of it.
-    Coverage is the share of the text's tokens that can be drafted. The best texts
-    are like what the model will write: answers, code, your language.
+    vocabulary. The answers do not change: the model verifies over all of it. The
+    best texts are like what the model will write: answers, code, your language.
+    'generate --stats' says how many tokens could not be drafted.
 
     examples:
-      pyllama-mtp draft-vocab --model FILE --text answers.txt
       pyllama-mtp draft-vocab --model FILE --text *.txt -o ranking.json
+      pyllama-mtp generate --model FILE --draft-vocab ranking.json --stats "Why?"
     """
 
     @staticmethod
@@ -236,16 +229,13 @@ class DraftVocab:
             "--text", nargs="+", required=True, metavar="TEXT.txt", help="UTF-8 text files"
         )
         parser.add_argument(
-            "-o",
-            "--output",
-            metavar="FILE.json",
-            help="write the ranking to this file (default: only show the table)",
+            "-o", "--output", required=True, metavar="FILE.json", help="file to write"
         )
         parsing.add_force_option(parser)
 
     @staticmethod
     def run(args: argparse.Namespace) -> int:
-        """Rank, show, write."""
+        """Rank, and write."""
         _check(args)
         path = options.model_path(args)
         info = read_gguf(path)
@@ -255,16 +245,13 @@ class DraftVocab:
             )
         tokenizer = read_tokenizer(path)
         default = vocabulary.default_ranking(tokenizer)
-        ranking = vocabulary.measure_ranking(_tokens(path, args.text), default)
-        _show_coverage(tokenizer, default, ranking)
-        if args.output is not None:
-            source = f"{ranking.counts.sum()} tokens of {len(args.text)} text files"
-            vocabulary.save(args.output, ranking, tokenizer, source)
-            print(f"{args.output}: {len(ranking.ids)} tokens, best first")
+        ids, n = vocabulary.measure_ranking(_tokens(path, args.text), default)
+        source = f"{n} tokens of {len(args.text)} text files"
+        vocabulary.save(args.output, ids, tokenizer, source)
+        print(f"{args.output}: {len(ids)} tokens, best first, by {source}")
         return 0
 
 
-_SIZES = (8192, 16384, 32768, 65536)
 _CHUNK = 1 << 16  # characters that are tokenized at a time
 
 
@@ -273,8 +260,6 @@ def _check(args: argparse.Namespace) -> None:
     missing = [text for text in args.text if not Path(text).exists()]
     if missing:
         raise UsageError(f"no such text file: {missing[0]}")
-    if args.output is None:
-        return
     output = Path(args.output)
     check_target(output, args.force)
     if output.exists() and any(output.samefile(text) for text in args.text):
@@ -307,24 +292,3 @@ def _chunks(path: str) -> Iterator[str]:
         raise UsageError(f"{path} is not UTF-8 text: {error.reason}; convert it first") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _sizes(n_vocab: int) -> tuple[int, ...]:
-    """The sizes to show: the usual ones, or shares of a smaller vocabulary."""
-    usual = tuple(size for size in _SIZES if size < n_vocab)
-    return usual or tuple(n_vocab // part for part in (8, 4, 2))
-
-
-def _show_coverage(tokenizer: Tokenizer, default: Ids, ranking: Ranking) -> None:
-    """Print the share of the text's tokens that the best of either ranking cover."""
-    counts: Counts = np.zeros(tokenizer.n_vocab, dtype=np.int64)
-    counts[ranking.ids] = ranking.counts
-    print(f"{counts.sum()} tokens in the text, {np.count_nonzero(counts)} different ones")
-    print(f"{'draft vocabulary':>16}{'default ranking':>18}{'by this text':>15}")
-    for size in _sizes(tokenizer.n_vocab):
-        kept = (
-            counts[vocabulary.best(ids, size, tokenizer)].sum() for ids in (default, ranking.ids)
-        )
-        usual, own = (n / counts.sum() for n in kept)
-        print(f"{size:16}{usual:17.2%} {own:14.2%}")
-    print("The last column is for the text of the ranking itself; expect less for other text.")

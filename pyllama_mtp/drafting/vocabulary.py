@@ -20,13 +20,11 @@ import re
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta, Struct
 
 from ..errors import DraftVocabError, UsageError
@@ -38,9 +36,8 @@ from ..settings import DRAFT_VOCAB_LEAST
 #: read, no other size promises 3 % more speed, for any published shape in any type.
 DEFAULT_SIZE = 32768
 FORMAT, VERSION = "pyllama-mtp draft vocabulary", 1
-_MAX_BYTES_PER_TOKEN = 48  # an id and a count of 64 bits, each on an indented line of its own
+_MAX_BYTES_PER_TOKEN = 48  # an id and a count (of older versions), each on an indented line
 
-Counts = npt.NDArray[np.int64]
 _Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -68,25 +65,15 @@ def default_ranking(tokenizer: Tokenizer) -> Ids:
     return np.argsort(order, kind="stable").astype(np.int32)
 
 
-@dataclass(frozen=True, eq=False)
-class Ranking:
-    """Tokens from the most to the least useful draft.
-
-    Attributes:
-        ids: [n] int32, unique.
-        counts: [n] int64, how often each was seen.
-    """
-
-    ids: Ids
-    counts: Counts
-
-
-def measure_ranking(token_ids: Iterable[Sequence[int]], default: Ids) -> Ranking:
+def measure_ranking(token_ids: Iterable[Sequence[int]], default: Ids) -> tuple[Ids, int]:
     """Rank by how often tokens occur; equal counts, zero included, in the order of `default`.
 
     Args:
         token_ids: token ids of the user's text in pieces of any length; none is kept.
         default: [n_vocab], :func:`default_ranking` of the same tokenizer.
+
+    Returns:
+        All ids, [n_vocab] int32, most frequent first; and the number of tokens in the text.
 
     Raises:
         UsageError: an id that is not in the vocabulary, or no ids at all.
@@ -100,8 +87,7 @@ def measure_ranking(token_ids: Iterable[Sequence[int]], default: Ids) -> Ranking
         counts += np.bincount(ids, minlength=len(default))
     if not counts.any():
         raise UsageError("there are no tokens to rank by: the text is empty")
-    ranked = default[np.argsort(-counts[default], kind="stable")]
-    return Ranking(ranked, counts[ranked])
+    return default[np.argsort(-counts[default], kind="stable")], int(counts.sum())
 
 
 def best(ranking: Ids, size: int, tokenizer: Tokenizer) -> Ids:
@@ -163,7 +149,7 @@ def choose(
         n_vocab, size = len(ids), int(word)
     else:
         tokenizer = read_tokenizer(model_path)
-        ids = best(load(word, tokenizer).ids, DEFAULT_SIZE, tokenizer)
+        ids = best(load(word, tokenizer), DEFAULT_SIZE, tokenizer)
         n_special, n_vocab, size = len(tokenizer.special), tokenizer.n_vocab, len(ids)
     least = max(DRAFT_VOCAB_LEAST, n_special)
     if size < least:
@@ -184,39 +170,31 @@ def _listed(ids: Sequence[int], n_vocab: int) -> Ids:
 
 
 class _Record(Struct, kw_only=True):
-    """A file's contents."""
+    """A file's contents. Files of older versions also have `counts`, which nothing needs."""
 
     format: str
     version: int
     tokenizer: str
     source: str = ""
     ids: Annotated[list[_Whole], Meta(min_length=1)]
-    counts: list[_Whole]
 
 
-def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, source: str) -> None:
-    """Write a ranking as JSON, or replace one: as a whole or not at all.
-
-    Its keys are format, version, tokenizer (the fingerprint), source (in words, what the ranking
-    was made from), ids (best first) and counts (one per id).
+def save(path: str | os.PathLike[str], ids: Ids, tokenizer: Tokenizer, source: str) -> None:
+    """Write a ranking, the most useful token first, as JSON, or replace one: as a whole or not at
+    all. `source`: what it was made from, in words.
 
     Raises:
         UsageError: `path` is no regular file, or its folder cannot be written.
         DiskFullError: no space, a quota or a size limit.
     """
-    record = _Record(
-        format=FORMAT,
-        version=VERSION,
-        tokenizer=tokenizer.fingerprint,
-        source=source,
-        ids=ranking.ids.tolist(),
-        counts=ranking.counts.tolist(),
-    )
-    write_whole(path, json.dumps(msgspec.to_builtins(record)).encode() + b"\n")
+    about = {"format": FORMAT, "version": VERSION, "tokenizer": tokenizer.fingerprint}
+    record = {**about, "source": source, "ids": ids.tolist()}
+    write_whole(path, json.dumps(record).encode() + b"\n")
 
 
-def load(path: str | os.PathLike[str], tokenizer: Tokenizer) -> Ranking:
-    """Read a ranking that was made for a tokenizer; memory is bounded by the tokenizer's size.
+def load(path: str | os.PathLike[str], tokenizer: Tokenizer) -> Ids:
+    """The ids of a ranking that was made for a tokenizer, most useful first: [n] int32, unique.
+    Memory is bounded by the tokenizer's size.
 
     Raises:
         DraftVocabError: no such file, unreadable, too large, damaged, of an unknown version, or
@@ -240,7 +218,7 @@ def load(path: str | os.PathLike[str], tokenizer: Tokenizer) -> Ranking:
         raise DraftVocabError(f"{path}: {error}; make it anew", path) from None
     if flaw := _flaw(record, tokenizer):
         raise DraftVocabError(f"{path}: {flaw}; make it anew", path)
-    return Ranking(np.array(record.ids, dtype=np.int32), np.array(record.counts, dtype=np.int64))
+    return np.array(record.ids, dtype=np.int32)
 
 
 def _flaw(record: _Record, tokenizer: Tokenizer) -> str:
@@ -254,8 +232,6 @@ def _flaw(record: _Record, tokenizer: Tokenizer) -> str:
             f"it was made for the tokenizer {record.tokenizer!r:.80}, this model has "
             f"{tokenizer.fingerprint!r}"
         )
-    if len(record.ids) != len(record.counts):
-        return f"it has {len(record.ids)} ids and {len(record.counts)} counts"
     if max(record.ids) >= tokenizer.n_vocab or len({*record.ids}) < len(record.ids):
         return f"an id appears twice or is not in 0 to {tokenizer.n_vocab - 1}"
     return ""

@@ -353,12 +353,10 @@ _FIXED = ("ssm_conv1d.weight",)
 
 @dataclass(frozen=True)
 class Adapter:
-    """A checked adapter: `targets` are names of the model's matrices that it changes, `types` are
-    ggml's names of the types of its own matrices."""
+    """A checked adapter; `types` are ggml's names of the types of its matrices."""
 
     path: str
     scale: float
-    targets: frozenset[str]
     types: frozenset[str]
 
 
@@ -393,7 +391,7 @@ def read_adapter(path: str, scale: float, info: GGUFInfo, mtp: bool = True) -> A
             raise _bad(path, f"it changes {name!r} of the MTP head; load the model with mtp=True")
         _check_shape(path, base[name], pair[".lora_a"], pair[".lora_b"], info)
     types = frozenset(tensor.type for tensor in header.tensors)
-    return Adapter(path, scale, frozenset(pairs), types)
+    return Adapter(path, scale, types)
 
 
 def _check_kind(header: Header, info: GGUFInfo) -> None:
@@ -448,11 +446,6 @@ class Adapters:
     def __init__(self, adapters: Iterable[Adapter]) -> None:
         self._adapters = [*adapters]
         self._handles: list[Any] = []
-
-    @property
-    def changed(self) -> frozenset[str]:
-        """Names of the model's matrices that the adapters change."""
-        return frozenset().union(*(adapter.targets for adapter in self._adapters))
 
     @property
     def types(self) -> frozenset[str]:

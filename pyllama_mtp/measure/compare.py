@@ -16,6 +16,7 @@ from itertools import chain
 from statistics import median
 from typing import IO, Any, Literal
 
+from pyllama_mtp.arguments import number
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.figures import (
     DIMENSIONS,
@@ -153,8 +154,8 @@ def compare(
     Raises:
         UsageError: no cell is on both sides, no cell has two samples, or a bad argument.
     """
-    if not 0 <= threshold < 1:
-        raise UsageError(f"the threshold must be at least 0 and below 1 (100 %), not {threshold}")
+    allowed = "at least 0 and below 1, such as 0.03 for 3 %"
+    threshold = number("threshold", threshold, lambda share: 0 <= share < 1, allowed)
     if not figures or set(figures) - set(SPEEDS):
         raise UsageError(f"figures must be some of {', '.join(SPEEDS)}, not {figures!r}")
     ignored = _ignored(old, new)

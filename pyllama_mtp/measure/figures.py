@@ -288,14 +288,15 @@ def threads_of(cell: Cell) -> int:
 
 
 def waited_share(cells: Iterable[Cell]) -> float:
-    """The part of their time, 0 to 1, that threads waited for a core, for other programs."""
+    """The part of their time, 0 to 1, that threads waited for a core, for other programs. Threads
+    that do not compute can wait, too: 1 is the most that is said."""
     waited = whole = 0.0
     for cell in cells:
         for sample in cell.samples:
             if sample.waited_s and (threads := threads_of(cell)):
                 waited += sum(sample.waited_s.values())
                 whole += sample.elapsed_s * threads
-    return waited / (whole or 1.0)
+    return min(1.0, waited / (whole or 1.0))
 
 
 def _by_repeat(cell: Cell, figure: Figure, by_cpu: bool) -> dict[int, float]:

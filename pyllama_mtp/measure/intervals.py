@@ -47,6 +47,10 @@ class Ratio:
         known = self.low is not None and self.high is not None
         return known and 1 - within <= (self.low or 0) and (self.high or 0) <= 1 + within
 
+    def unclear(self, within: float) -> bool:
+        """Whether it cannot be told which side of 1 it is on, nor that it :meth:`is_one`."""
+        return self.holds_one and not self.is_one(within)
+
 
 def typical_ratio(*rows: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
     """The typical ratio of a row of paired ratios, with its interval; of several rows, the

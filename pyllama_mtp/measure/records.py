@@ -2,12 +2,12 @@
 nothing is lost.
 
 A file is JSON lines in UTF-8. A run writes a line "run"; a line "sample" for every generation, as
-soon as it is finished; "skipped" for every cell that cannot be measured; "dropped" for the groups
-that a time budget left out; and, on request, "profile" for every prompt whose nodes were timed. All
-lines of a run have its id in `run`. A file may hold several runs, and a run may go on later, at the
-end of the same file. Lines are never changed or removed. A cell is all samples of a run with the
-same `cell`; its figures are computed when the file is read. Older files have the switches of MTP
-among the `settings` of a line only, not among the axes of its `cell`.
+soon as it is finished; "skipped" for every cell that cannot be measured; and, on request, "profile"
+for every prompt whose nodes were timed. All lines of a run have its id in `run`. A file may hold
+several runs, and a run may go on later, at the end of the same file. Lines are never changed or
+removed. A cell is all samples of a run with the same `cell`; its figures are computed when the file
+is read. Older files have the switches of MTP among the `settings` of a line only, not among the
+axes of its `cell`.
 
 Speeds are tokens per second, times are seconds of wall clock. A last line without a line break was
 being written when the program was killed; it counts only if it is whole. Readers ignore keys that
@@ -164,19 +164,8 @@ class Skipped(OfCell, tag="skipped"):
     reason: str
 
 
-class DroppedGroup(Struct):
-    """Samples of one repeat that a time budget left out."""
-
-    n_prompt: int
-    prompt_class: str
-    repeat: int
-
-
 class Dropped(_Line, tag="dropped"):
-    """The groups that a budget of `budget_s` seconds left out. A resumed run may measure them."""
-
-    budget_s: float
-    groups: list[DroppedGroup]
+    """Of older files: which groups a time budget left out. The samples that are there tell it."""
 
 
 class Profiled(OfCell, tag="profile"):

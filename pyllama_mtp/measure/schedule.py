@@ -28,8 +28,6 @@ from pyllama_mtp.measure.plan import SWITCHES, Key, Kind, Plan, padded_context
 from pyllama_mtp.measure.profile import InterruptedSample
 from pyllama_mtp.measure.prompts import Prompts
 from pyllama_mtp.measure.records import (
-    Dropped,
-    DroppedGroup,
     Line,
     Measured,
     Profiled,
@@ -204,10 +202,6 @@ class Matrix:
             self.measuring = False
         if self._end < math.inf and not self.interrupted:
             self.dropped = [group for group in self._groups if self.to_do(*group)]
-        if self.dropped:
-            groups = [DroppedGroup(*keys[0].kind, repeat) for repeat, keys in self.dropped]
-            seconds = self._request.budget_s or 0.0
-            yield Dropped(run=self._run, time=now(), budget_s=seconds, groups=groups)
 
     def _is_late(self, repeat: int) -> bool:
         """Whether the budget is spent, and something was measured for it."""

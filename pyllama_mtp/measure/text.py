@@ -185,9 +185,8 @@ def telemetry_lines(telemetry: Telemetry, speed_up: Ratio | None = None) -> list
             "session began"
         )
     if t.waited_s > WAITED_MUCH * t.n_threads * t.elapsed_s > 0:
-        share = percent(t.waited_s / (t.n_threads * t.elapsed_s))
-        computed = f"{counted(t.n_threads, 'thread')} computed in the end"
-        said["busy"] = f"threads waited for a core {share} of the time; {computed}"
+        waited = f"{t.waited_s / t.elapsed_s:.1f} threads waited for a core on average"
+        said["busy"] = f"{waited}; {counted(t.n_threads, 'thread')} computed in the end"
     if n := t.draft_vocab["tokens"]:
         outside = f"{100 * t.draft_vocab['outside'] / n:.1f} % of the tokens could not be drafted"
         said["vocabulary"] = f"{outside}; {t.draft_vocab['replaced']} rows replaced"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MUCH = 0.5
 #: Repeats below which an interval is wide for want of them.
 MANY = 7
+#: Why an interval is wide if nothing else is the reason.
+SCATTER = "the samples scatter; take more repeats"
 
 
 def step_shares(info: GGUFInfo) -> dict[str, float]:
@@ -157,26 +159,43 @@ def summary(cells: Sequence[Cell]) -> str:
     fastest = typical_ratio(*best.decode, confidence=sure)
     if between(fastest.value, fastest.value) != between(decode.value, decode.value):
         how += f"; {best.name}, the fastest of {len(gains)}: {gain_words(fastest)}"
-    said = f"{start} {way} decode is {gain_words(decode)} ({how})"
-    if decode.holds_one and not decode.is_one(EQUAL):
-        said += f", so it cannot be told whether that is faster: {_why_unclear(chosen)}"
+    said, second = f"{start} {way} decode is {gain_words(decode)} ({how})", gain_words(prefill)
+    fewest, both = min(map(len, chosen.decode)), [*chosen.cells, *chosen.bases]
+    unclear = decode.unclear(EQUAL), prefill.unclear(EQUAL)
+    if unclear[0]:
+        why = why_unclear(fewest, both, scatter=f"{SCATTER}, or more --max-tokens")
+        said += f", so it cannot be told whether that is faster: {why}"
+    if all(unclear):
+        second += "; whether that is faster cannot be told either"
+    elif unclear[1]:
+        why = why_unclear(fewest, both)
+        second += f", so it cannot be told whether that is faster: {why}"
     slower = _why_slower(chosen) if decode.high is not None and decode.high < 1 else ""
-    return f"{said}. Prefill is {gain_words(prefill)}.{slower}"
+    return f"{said}. Prefill is {second}.{slower}"
 
 
-def _why_unclear(gain: _Gain) -> str:
-    """Why the interval is wide, and what to do."""
-    fewest, busy = min(map(len, gain.decode)), waited_share([*gain.cells, *gain.bases])
+def why_unclear(
+    n: int,
+    cells: Sequence[Cell],
+    noun: str = "repeat",
+    more: str = f"take --repeat {MANY}",
+    scatter: str = SCATTER,
+) -> str:
+    """Why an interval is wide, and what to do.
+
+    Args:
+        n: pairs of samples, which are called `noun`; `more`: what to do if they are few.
+        cells: of both sides.
+        scatter: if neither their number nor other programs are the reason.
+    """
     reasons, advice = list[str](), list[str]()
-    if fewest < MANY:
-        reasons.append(f"there {'is' if fewest == 1 else 'are'} {counted(fewest, 'repeat')} only")
-        advice.append(f"take --repeat {MANY}")
-    if busy >= WAITED_MUCH:
+    if n < MANY:
+        reasons.append(f"there {'is' if n == 1 else 'are'} {counted(n, noun)} only")
+        advice.append(more)
+    if waited_share(cells) >= WAITED_MUCH:
         reasons.append("other programs kept the machine busy")
         advice.append("close them")
-    if not reasons:
-        return "the samples scatter; take more repeats, or more --max-tokens"
-    return f"{' and '.join(reasons)}; {' and '.join(advice)}"
+    return f"{' and '.join(reasons)}; {' and '.join(advice)}" if reasons else scatter
 
 
 def _why_slower(gain: _Gain) -> str:

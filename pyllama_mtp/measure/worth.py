@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from dataclasses import replace
+from itertools import chain, takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,18 +23,20 @@ from pyllama_mtp.measure.figures import (
     SeriesKey,
     series_key,
 )
-from pyllama_mtp.measure.intervals import CONFIDENCE, student
+from pyllama_mtp.measure.intervals import CONFIDENCE, Ratio, student, typical_ratio
 from pyllama_mtp.measure.plan import PLAIN_AXES
 from pyllama_mtp.measure.prompts import TEXTS
 from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
+    EQUAL,
     NONE,
     counted,
+    gain_words,
     percent,
     size_name,
     to_markdown,
 )
-from pyllama_mtp.measure.verdict import slow_words
+from pyllama_mtp.measure.verdict import slow_words, why_unclear
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.sample import Sample
@@ -281,35 +284,36 @@ def _acceptance(cells: Sequence[Cell]) -> str:
         )
         return "\n\n".join(parts)
     for size, classes in acceptance_groups(cells).items():
-        costs = costs_of(cell for cell in cells if cell.n_prompt == size)
+        own = [cell for cell in cells if cell.n_prompt == size]
+        costs = costs_of(own)
         if costs is None:
             parts.append("costs were not measured: no break-even")
             break
-        parts += _worth(size, classes, costs)
+        parts += _worth(size, classes, costs, own)
         if len(measured) <= costs.limit:
             depths = ", ".join(map(str, measured))
             parts.append(f"Measured were depths {depths}; other costs are on a line between them.")
     return "\n\n".join(parts)
 
 
-def _worth(size: int, classes: Mapping[str, Sequence[Sample]], costs: Costs) -> list[str]:
+def _worth(
+    size: int, classes: Mapping[str, Sequence[Sample]], costs: Costs, cells: Sequence[Cell]
+) -> list[str]:
     """What the acceptance of each class is worth at these costs, and the best depth."""
     if why := doubt(costs):
         return [f"{why} (prompt {size_name(size)})"]
-    rates = {
-        name: [
-            rate[0] for rate in takewhile(lambda rate: rate is not None, conditional(own)) if rate
-        ]
-        for name, own in classes.items()
-    }
+    rates = {name: _leading(own) for name, own in classes.items()}
     *_, last = rates.values()  # of all classes, if there are several
     *_, samples = classes.values()
     best, n_tokens = best_depth(costs, last), sum(sample.n_generated for sample in samples)
     said = "verdict: at the costs measured here no depth is faster than no MTP"
     if best:
-        gain = speed(costs, last, best) * costs.plain
-        times = f"about {gain:.1f}x, one sample" if len(samples) < 2 else f"{gain:.2f}x"
-        said = f"verdict: at the costs measured here depth {best} is the best: {times}"
+        gain = _gain(cells, best, speed(costs, last, best) * costs.plain)
+        said = f"verdict: at the costs measured here depth {best} is the best: {gain_words(gain)}"
+        if gain.unclear(EQUAL):
+            more, scatter = "ask more", "prompts differ; ask more of them"
+            why = why_unclear(len(samples), cells, "prompt", more, scatter)
+            said += f", so it cannot be told whether drafts pay: {why}"
     if n_tokens < ENOUGH_TOKENS:
         said = f"no verdict: {counted(n_tokens, 'token')} in all say too little"
     return [
@@ -318,6 +322,45 @@ def _worth(size: int, classes: Mapping[str, Sequence[Sample]], costs: Costs) -> 
         EXPLANATION,
         said,
     ]
+
+
+def _leading(samples: Sequence[Sample]) -> list[float]:
+    """Conditional acceptance of the positions from the first one on that have a rate."""
+    known = takewhile(lambda rate: rate is not None, conditional(samples))
+    return [rate[0] for rate in known if rate]
+
+
+def _gain(cells: Sequence[Cell], depth: int, value: float) -> Ratio:
+    """`value`, the expected speed of a depth against no MTP, with an interval: from how much the
+    expected speeds of single prompts differ, each with its own acceptance and its own costs. It is
+    as wide as the best of all depths needs, which is so by luck in part.
+
+    Args:
+        cells: of one prompt size, as for :func:`costs_of`.
+    """
+    by_prompt: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        for repeat, sample in zip(cell.repeats, cell.samples, strict=True):
+            alone = replace(cell, samples=[sample], repeats=[repeat])
+            by_prompt.setdefault((cell.prompt_class, repeat), []).append(alone)
+    rows: dict[str, list[float]] = {}
+    limit = 1
+    for (kind, _), own in by_prompt.items():
+        if costs := costs_of(own):
+            (classes,) = acceptance_groups(own).values()
+            rates = [*_leading(classes[kind]), *[0.0] * depth]  # none was tried behind the last
+            rows.setdefault(kind, []).append(speed(costs, rates, depth) * costs.plain)
+            limit = costs.limit
+    each = [*rows.values()]
+    if any(len(row) < 2 for row in each):  # nothing is known of that class alone
+        each = [[*chain(*each)]]
+    if not each:
+        return Ratio(value, None, None, 0)
+    spread = typical_ratio(*each, confidence=1 - (1 - CONFIDENCE) / limit)
+    if spread.low is None or spread.high is None:
+        return Ratio(value, None, None, spread.n)
+    factor = value / spread.value
+    return Ratio(value, factor * spread.low, factor * spread.high, spread.n)
 
 
 def _rate(found: Rate | None) -> str:

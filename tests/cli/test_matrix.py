@@ -156,13 +156,12 @@ def test_no_model_is_loaded_if_one_cannot_hold_a_size(cli: Cli, tmp_path: Path) 
     assert result.code == 2 and "606 tokens exceed the model's context, 512" in result.err
 
 
-def test_what_a_budget_left_out_is_said_and_recorded(watched: Watched, cli: Cli) -> None:
+def test_what_a_budget_left_out_is_said_and_can_be_measured(watched: Watched, cli: Cli) -> None:
     result = cli(*SMALL, "--budget", "0.000001s")
     assert result.code == 0
     assert "the budget of 0 s left out 6 of 8 samples; --resume with more" in result.err
     (run,) = read_file("matrix.jsonl").runs.values()
-    last = json.loads(Path("matrix.jsonl").read_text().splitlines()[-1])
-    assert len(run.measured) == 2 and [last["kind"], len(last["groups"])] == ["dropped", 3]
+    assert len(run.measured) == 2
     assert cli(*SMALL, "--resume").code == 0
     (run,) = read_file("matrix.jsonl").runs.values()
     assert len(run.measured) == 8

@@ -94,7 +94,7 @@ def test_quantize(in_process: Program, tmp_path: Path, llama: str) -> None:
     [
         ("generate", "--draft-n-max", "2", "-m", "MODEL", "x"),
         ("serve", "--draft-n-max", "2", "-m", "MODEL", "--port", "0"),
-        ("draft-vocab", "-m", "MODEL", "--text", "MODEL"),
+        ("draft-vocab", "-m", "MODEL", "--text", "MODEL", "-o", "r.json"),
         ("head", "extract", "MODEL", "-o", "x.gguf"),
         ("head", "drop", "MODEL", "-o", "x.gguf"),
         ("quantize", "MODEL", "x.gguf", "--type", "q4_k_m", "--head-type", "q8_0"),

@@ -94,7 +94,7 @@ def profile(depth: int = 2, run: str = "a") -> dict[str, Any]:
 
 
 def dropped(run: str = "a") -> dict[str, Any]:
-    """The groups that a budget left out."""
+    """The groups that a budget left out, as older files say them."""
     groups = [{"n_prompt": 10, "prompt_class": "text", "repeat": 2}]
     head = {"kind": "dropped", "schema": 2, "run": run, "time": "2026-01-01T00:00:00+00:00"}
     return {**head, "budget_s": 60.0, "groups": groups}

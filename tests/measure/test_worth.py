@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def test_costs_of_each_length_of_the_context_are_its_own() -> None:
             cells.append(made_cell(depth, [sample], axes={"n_context": at}))
     short, long = acceptance_markdown(cells).split("\n\n16384\n\n")
     assert "no depth is faster than no MTP" in short
-    assert "depth 1 is the best: about 1.5x" in long
+    assert "depth 1 is the best: about 1.5 times as fast in one sample" in long
     assert (
         costs_of([made_cell(d, cells[d].samples, axes={"n_sequences": 2}) for d in (0, 1)]) is None
     )
@@ -123,6 +124,11 @@ def test_models_and_axes_are_not_mixed() -> None:
     hidden = [{"hidden": "post-norm"}, {"hidden": "pre-norm"}]
     cells = [asked(1, "code", timed(1, 4, 1, 1, accepted=[4]), axes=one) for one in hidden]
     assert [row["series"] for row in acceptance_rows(cells)] == ["post-norm", "pre-norm"]
+
+
+def test_prompts_without_a_partner_give_no_interval() -> None:
+    cells = [replace(cell, repeats=[cell.n_max]) for cell in matrix()]
+    assert "depth 1 is the best: about 1.2 times as fast" in acceptance_markdown(cells)
 
 
 def test_rejected_drafts_say_where_they_were() -> None:

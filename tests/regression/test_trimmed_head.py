@@ -16,7 +16,7 @@ import pytest
 
 from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.drafting.head import draft_head, set_draft_head
-from pyllama_mtp.drafting.vocabulary import Ranking, save
+from pyllama_mtp.drafting.vocabulary import save
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
@@ -65,7 +65,7 @@ def vocab(demo_file: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer = read_tokenizer(demo_file)
     some = np.delete(np.arange(tokenizer.n_vocab, dtype=np.int32), slice(0, None, 3))
     path = tmp_path_factory.mktemp("vocab") / "ranking.json"
-    save(path, Ranking(some, np.ones(len(some), np.int64)), tokenizer, "made here")
+    save(path, some, tokenizer, "made here")
     return str(path)
 
 

@@ -110,9 +110,9 @@ def test_comparing_files_results_and_variants() -> None:
     with pytest.raises(UsageError, match="at least 0 and below 1"):
         both.compare_variants("upstream", "patched", threshold=1)
     for threshold in ("3%", "0.03", None, True):
-        with pytest.raises(UsageError, match=r"must be a number, such as 0\.03 for 3 %"):
+        with pytest.raises(UsageError, match="a number, at least 0 and below 1"):
             both.compare_variants("upstream", "patched", threshold=threshold)
-        with pytest.raises(UsageError, match=r"must be a number, such as 0\.03 for 3 %"):
+        with pytest.raises(UsageError, match="a number, at least 0 and below 1"):
             bench.compare(both, both, threshold=threshold)
 
 

@@ -22,7 +22,7 @@ from pyllama_mtp.measure.compare import compare, markdown, print_comparison
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.plan import ImageFile
-from pyllama_mtp.measure.table import markdown_table, print_matrix
+from pyllama_mtp.measure.table import markdown_table, print_matrix, waiting_note
 from pyllama_mtp.measure.text import telemetry_lines
 from pyllama_mtp.measure.verdict import slow_verdict, summary
 from pyllama_mtp.measure.worth import acceptance_markdown, tune_markdown
@@ -79,6 +79,14 @@ def asked(*rates: tuple[float, ...], pass_s: float = 0.2, n: int = 3) -> list[Ce
     return cells
 
 
+def differing() -> list[Cell]:
+    """Seven questions; of four, hardly a draft is accepted."""
+    cells = asked((0.9, 0.8), n=7)
+    for sample in cells[-1].samples[3:]:
+        sample.accepted = [8, 2]
+    return cells
+
+
 def accepted() -> str:
     few = asked((0.9, 0.8), n=1)
     few[-1].samples[0].n_generated = 9
@@ -86,6 +94,7 @@ def accepted() -> str:
         "two classes": asked((0.9, 0.8), (0.5, 0.2)),
         "costs that contradict each other": asked((0.9, 0.8), pass_s=-0.7),
         "no depth pays": asked((0.5, 0.5), pass_s=0.9),
+        "prompts that differ": differing(),
         "one sample": asked((0.9, 0.8), n=1),
         "few tokens": few,
         "a broken head": asked((0.2, 0.1)),
@@ -135,6 +144,12 @@ SUMMARIES: dict[str, list[Cell]] = {
     "much scatter": gain(0.5, 2.0, 1.0, 3.0, 0.7),
     "two repeats": gain(1.8, 2.0, plain=FEW[:2]),
     "one repeat": gain(1.8, plain=FEW[:1]),
+    "a prefill that cannot be told": gain(
+        1.8, 1.9, 2.0, 1.9, prefill=[190, 250, 180, 240, 190, 230, 200]
+    ),
+    "nothing can be told": gain(
+        0.5, 2.0, 1.0, 3.0, 0.7, prefill=[190, 250, 180, 240, 190, 230, 200]
+    ),
     "few tokens": gain(1.8, max_tokens=16),
     "nothing to compare": [make_cell(3)],
 }
@@ -247,5 +262,16 @@ def test_a_headline_says_no_more_than_its_interval(name: str) -> None:
     said, bounds = summary(SUMMARIES[name]), r"([\d.]+) to ([\d.]+)"
     for value, low, high in re.findall(rf"(?<!to )([\d.]+) times as fast, {bounds}", said):
         assert float(low) <= float(value) <= float(high) and not float(low) <= 1 <= float(high)
-    for low, high in re.findall(rf"decode is {bounds} times as fast \(", said):
-        assert float(low) <= 1 <= float(high) and "cannot be told" in said
+    for low, high, rest in re.findall(rf"(?:decode|Prefill) is {bounds} times as fast(.*)", said):
+        assert float(low) <= 1 <= float(high) and "cannot be told" in rest
+
+
+def test_threads_never_wait_longer_than_there_was_time() -> None:
+    """Those that do not compute wait, too."""
+    cell = make_cell(3)
+    for sample in cell.samples:
+        sample.waited_s = {"decode": 9 * sample.elapsed_s}
+    (note,) = waiting_note([cell])
+    assert "100 % of the time" in note
+    answer = Telemetry(n_prompt=9, prefill_s=0.1, decode_s=0.9, waited_s=2.5, n_threads=1)
+    assert "2.5 threads waited for a core on average" in "\n".join(telemetry_lines(answer))
