@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from ..chats.thinking import Thought, opened
 from ..errors import FatalDecodeError, InsufficientMemoryError, UsageError
-from ..grammar import Grammar, require_llguidance, with_room
+from ..grammar import Grammar, require_llguidance
 from ..llama.batch import Floats, Ints
 from ..settings import Sampling
 from ..telemetry import NearTie
@@ -380,6 +381,10 @@ class Sampler:
 
 Flags = npt.NDArray[np.bool_]
 
+#: Seconds that a grammar may compute for a token, as all sequences wait for it; and by how much it
+#: may exceed them in all, if it is not faster for other tokens.
+MOST_STEP_S, MOST_LATE_S = 0.05, 0.2
+
 _tokenizers: weakref.WeakKeyDictionary[Model, Any] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -424,8 +429,8 @@ class Constraint:
     def __init__(self, model: Model, grammar: Grammar) -> None:
         """Raises UsageError if the grammar does not fit the vocabulary."""
         self._model, self._grammar = model, grammar
-        make, known = require_llguidance().LLMatcher, tokenizer(model)
-        self._matcher = with_room(lambda: make(known, grammar.compiled(), log_level=0))
+        self._matcher = grammar.matcher(tokenizer(model))
+        self._late_s = 0.0  # by which its steps were too long
         self._words = np.zeros(-(-model.n_vocab // 32), dtype="<u4")
         self._known = False  # whether the mask in _words is the next token's
         if self.error:
@@ -434,14 +439,27 @@ class Constraint:
     @property
     def error(self) -> UsageError | None:
         """Why the grammar cannot go on, if so: it can become too complex in mid-answer, and then
-        allows only the end token."""
-        failed = self._matcher.is_error()
-        return self._grammar.refused(self._matcher.get_error()) if failed else None
+        allows only the end token; or it takes too long."""
+        if self._matcher.is_error():
+            return self._grammar.refused(self._matcher.get_error())
+        if self._late_s > MOST_LATE_S:
+            limit = f"{1000 * MOST_STEP_S:g} ms"
+            return self._grammar.refused(f"it computes for more than {limit} for each token")
+        return None
+
+    @contextmanager
+    def _step(self, budget_s: float = 0.0) -> Iterator[None]:
+        """A block in which llguidance computes. Its limits hold here, but on a slow machine they
+        may be seconds."""
+        began = time.thread_time()
+        yield
+        self._late_s = max(0.0, self._late_s + time.thread_time() - began - budget_s)
 
     def _compute(self) -> None:
         if not self._known:
             self._model.handle  # noqa: B018 - raises when closed: the vocabulary is gone
-            self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+            with self._step(MOST_STEP_S):
+                self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
             self._known = True
 
     def allowed(self) -> Flags:
@@ -462,12 +480,14 @@ class Constraint:
     def add(self, token: int) -> None:
         """Continue the text with this token; after the grammar's end, tokens do not count."""
         if not self._matcher.is_stopped():
-            self._matcher.consume_token(token)
+            with self._step():
+                self._matcher.consume_token(token)
             self._known = False
 
     def n_valid(self, tokens: Sequence[int]) -> int:
         """How many of these tokens may follow, one after the other; 0 after the grammar's end."""
-        return int(self._matcher.validate_tokens(list(tokens)))
+        with self._step():
+            return int(self._matcher.validate_tokens(list(tokens)))
 
     def forced(self, most: int) -> list[int]:
         """Tokens that must follow, one after the other, up to `most`.
@@ -477,11 +497,12 @@ class Constraint:
         """
         self._model.handle  # noqa: B018 - raises when closed
         matcher, found = self._matcher, list[int]()
-        while len(found) < most and not matcher.is_stopped():
-            token = next(iter(matcher.compute_ff_tokens()), None)
-            if token is None or self._model.is_end(token) or not matcher.consume_token(token):
-                break
-            found.append(token)
+        with self._step():
+            while len(found) < most and not matcher.is_stopped():
+                token = next(iter(matcher.compute_ff_tokens()), None)
+                if token is None or self._model.is_end(token) or not matcher.consume_token(token):
+                    break
+                found.append(token)
         if found:
             matcher.rollback(len(found))
             self._known = False
