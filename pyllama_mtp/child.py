@@ -64,7 +64,7 @@ def last_words(said: str, most: int = 2000) -> str:
 # -- calls with limits -----------------------------------------------------------------------------
 
 #: Bytes of address space that a worker may take beyond those that it begins with.
-MEMORY = 1536 << 20
+MEMORY = 1 << 30
 #: Seconds of computing after which a call that goes on gives way to everything else.
 PATIENCE_S = 0.5
 _LENGTH = struct.Struct("=Q")
@@ -77,13 +77,14 @@ class Workers:
     started when it is needed and kept; one that is ended takes nobody else's call with it.
     """
 
-    def __init__(self, function: str, seconds: float, most: int = 4) -> None:
+    def __init__(self, function: str, seconds: float, memory: int = MEMORY, most: int = 4) -> None:
         """Args:
         function: "MODULE:NAME"; its result goes through JSON.
         seconds: of computing, in which a call must end; time in which others compute is free.
+        memory: see :data:`MEMORY`.
         most: workers at once; a further call waits.
         """
-        self.function, self.seconds, self._most = function, seconds, most
+        self.function, self.seconds, self.memory, self._most = function, seconds, memory, most
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
@@ -129,7 +130,9 @@ class Workers:
                     return worker
         try:
             return subprocess.Popen(
-                command(f"{__name__}:answer_calls", {"function": self.function}),
+                command(
+                    f"{__name__}:answer_calls", {"function": self.function, "memory": self.memory}
+                ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -159,7 +162,7 @@ class Workers:
     def _why(self, code: int) -> str:
         if code == -signal.SIGPROF:
             return f"it computes for more than {self.seconds:g} s"
-        return f"it takes more than {MEMORY >> 20} MiB of memory, or ends the process ({code})"
+        return f"it takes more than {self.memory >> 20} MiB of memory, or ends the process ({code})"
 
     def close(self) -> None:
         """End the workers that nobody waits for. May be called again."""
@@ -194,7 +197,7 @@ def answer_calls(request: dict[str, Any]) -> None:
     module, _, name = request["function"].partition(":")
     function = getattr(importlib.import_module(module), name)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
+    most = pages * resource.getpagesize() + request["memory"]
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -24,6 +24,7 @@ from ..chats.thinking import Thought, opened
 from ..errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from ..grammar import Grammar, require_llguidance
 from ..llama.batch import Floats, Ints
+from ..llama.native import Owned
 from ..settings import Sampling
 from ..telemetry import NearTie
 from .acceptance import Distribution, draft_distribution, draw, point, softmax
@@ -49,7 +50,7 @@ XTC_SEED = 0x9E3779B9
 NO_TOKEN = "the grammar or the logit biases exclude every token"
 
 
-class Sampler:
+class Sampler(Owned):
     """A sampler chain for one generation; it remembers its tokens, for the repetition penalty.
 
     Attributes:
