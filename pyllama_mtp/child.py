@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -190,7 +191,7 @@ def _receive(file: IO[bytes]) -> bytes | None:
 
 
 def answer_calls(request: dict[str, Any]) -> None:
-    """What a worker runs, until its parent has ended."""
+    """What a worker runs, until its parent has ended: whatever it computes, SIGIO ends it then."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0)  # which is for the end of a thread of the parent, too
     calls, answers = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -202,8 +203,12 @@ def answer_calls(request: dict[str, Any]) -> None:
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for number in (signal.SIGPROF, signal.SIGIO):
+        signal.signal(number, signal.SIG_DFL)
+    fcntl.fcntl(calls, fcntl.F_SETOWN, os.getpid())
+    waits = fcntl.fcntl(calls, fcntl.F_GETFL)
     while (data := _receive(calls)) is not None:
+        fcntl.fcntl(calls, fcntl.F_SETFL, waits | os.O_ASYNC)
         try:
             seconds, arguments = pickle.loads(data)
             signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -213,4 +218,5 @@ def answer_calls(request: dict[str, Any]) -> None:
         except Exception as error:
             answer = json.dumps({"error": str(error) or type(error).__name__})
         signal.setitimer(signal.ITIMER_PROF, 0)
+        fcntl.fcntl(calls, fcntl.F_SETFL, waits)
         _send(answers, answer.encode())

@@ -38,8 +38,12 @@ STACK = 512 << 20
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 #: Seconds that llguidance may compute until the first token, and states (2 kB each) of its lexer.
 MOST_SECONDS, MOST_STATES = 2.0, 50_000
+#: Seconds that llama.cpp may compute for GBNF until the first token: its time, and that of each
+#: token, grow with the square of what may come next.
+MOST_GBNF_S = 0.1
 
-workers = Workers(f"{__name__}:check_here", MOST_SECONDS)
+workers = Workers(f"{__name__}:check_here", MOST_SECONDS, STACK + (1 << 30))
+gbnf_workers = Workers("pyllama_mtp.sampling.gbnf:check_here", MOST_GBNF_S)
 
 
 def require_llguidance() -> Any:
@@ -103,7 +107,8 @@ class Grammar:
 
     Raises:
         UsageError: not a grammar, or one that llguidance does not support; or llguidance, which all
-            kinds but GBNF need, is missing. GBNF is checked when a generation starts.
+            kinds but GBNF need, is missing; or it would compute for too long. Whether it is GBNF
+            is checked when a generation starts.
     """
 
     kind: str
@@ -123,8 +128,8 @@ class Grammar:
             raise UsageError(f"{self._name} has more than {DEPTH} parentheses open at once")
         if self.kind != "gbnf":
             require_llguidance()
-            if reason := _fault(self.kind, self.source):
-                raise self.refused(reason)
+        if reason := _fault(self.kind, self.source):
+            raise self.refused(reason)
 
     @classmethod
     def gbnf(cls, text: str) -> Grammar:
@@ -201,7 +206,7 @@ def _matcher(tokenizer: Any, kind: str, source: str) -> Any:
 def _fault(kind: str, source: str) -> str:
     """Why a grammar cannot be used; "": it can."""
     try:
-        return str(workers.call(kind, source))
+        return str(gbnf_workers.call(source) if kind == "gbnf" else workers.call(kind, source))
     except UsageError as reason:
         return str(reason)
 

@@ -50,6 +50,31 @@ XTC_SEED = 0x9E3779B9
 NO_TOKEN = "the grammar or the logit biases exclude every token"
 
 
+#: Seconds that a grammar may compute for a token, as all sequences wait for it; and by how much it
+#: may exceed them in all, if it is not faster for other tokens.
+MOST_STEP_S, MOST_LATE_S = 0.05, 0.2
+
+
+class Pace:
+    """How long a grammar computes in this thread: llguidance has limits, llama.cpp has none."""
+
+    _late_s = 0.0
+
+    @contextmanager
+    def step(self, budget_s: float = 0.0) -> Iterator[None]:
+        """A block in which it computes."""
+        began = time.thread_time()
+        yield
+        self._late_s = max(0.0, self._late_s + time.thread_time() - began - budget_s)
+
+    def error(self, grammar: Grammar) -> UsageError | None:
+        """Why the answer must end, if so."""
+        if self._late_s <= MOST_LATE_S:
+            return None
+        limit = f"{1000 * MOST_STEP_S:g} ms"
+        return grammar.refused(f"it computes for more than {limit} for each token")
+
+
 class Sampler(Owned):
     """A sampler chain for one generation; it remembers its tokens, for the repetition penalty.
 
@@ -81,6 +106,7 @@ class Sampler(Owned):
         follows = grammar is not None and grammar.kind != "gbnf"
         self.constrained = follows
         self._constraint = Constraint(model, grammar) if grammar and follows else None
+        self._gbnf, self._pace = None if follows else grammar, Pace()
         self._chain = None if sampling.plain_greedy else self._build(model, history)
         self.near_ties = near_ties if sampling.plain_greedy else None
         self._tokens = list(history) if sampling.logits_processors else None
@@ -210,6 +236,8 @@ class Sampler(Owned):
     @property
     def error(self) -> UsageError | None:
         """Why the grammar cannot go on, if so: the answer must then end."""
+        if self._gbnf:
+            return self._pace.error(self._gbnf)
         return self._constraint.error if self._constraint else None
 
     def forced(self, most: int) -> list[int]:
@@ -281,7 +309,8 @@ class Sampler(Owned):
                 self._watch(self.near_ties, context, row)
             return context.argmax(row)
         context.check_finite(row)  # the samplers would end the process on a NaN
-        token = int(self._lib.pyllama_sample(self._chain, *self._native(context, row)))
+        with self._pace.step(MOST_STEP_S):
+            token = int(self._lib.pyllama_sample(self._chain, *self._native(context, row)))
         self._check(token)
         return token
 
@@ -382,10 +411,6 @@ class Sampler(Owned):
 
 Flags = npt.NDArray[np.bool_]
 
-#: Seconds that a grammar may compute for a token, as all sequences wait for it; and by how much it
-#: may exceed them in all, if it is not faster for other tokens.
-MOST_STEP_S, MOST_LATE_S = 0.05, 0.2
-
 _tokenizers: weakref.WeakKeyDictionary[Model, Any] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -431,7 +456,7 @@ class Constraint:
         """Raises UsageError if the grammar does not fit the vocabulary."""
         self._model, self._grammar = model, grammar
         self._matcher = grammar.matcher(tokenizer(model))
-        self._late_s = 0.0  # by which its steps were too long
+        self.pace = Pace()
         self._words = np.zeros(-(-model.n_vocab // 32), dtype="<u4")
         self._known = False  # whether the mask in _words is the next token's
         if self.error:
@@ -443,23 +468,12 @@ class Constraint:
         allows only the end token; or it takes too long."""
         if self._matcher.is_error():
             return self._grammar.refused(self._matcher.get_error())
-        if self._late_s > MOST_LATE_S:
-            limit = f"{1000 * MOST_STEP_S:g} ms"
-            return self._grammar.refused(f"it computes for more than {limit} for each token")
-        return None
-
-    @contextmanager
-    def _step(self, budget_s: float = 0.0) -> Iterator[None]:
-        """A block in which llguidance computes. Its limits hold here, but on a slow machine they
-        may be seconds."""
-        began = time.thread_time()
-        yield
-        self._late_s = max(0.0, self._late_s + time.thread_time() - began - budget_s)
+        return self.pace.error(self._grammar)
 
     def _compute(self) -> None:
         if not self._known:
             self._model.handle  # noqa: B018 - raises when closed: the vocabulary is gone
-            with self._step(MOST_STEP_S):
+            with self.pace.step(MOST_STEP_S):
                 self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
             self._known = True
 
@@ -481,13 +495,13 @@ class Constraint:
     def add(self, token: int) -> None:
         """Continue the text with this token; after the grammar's end, tokens do not count."""
         if not self._matcher.is_stopped():
-            with self._step():
+            with self.pace.step():
                 self._matcher.consume_token(token)
             self._known = False
 
     def n_valid(self, tokens: Sequence[int]) -> int:
         """How many of these tokens may follow, one after the other; 0 after the grammar's end."""
-        with self._step():
+        with self.pace.step():
             return int(self._matcher.validate_tokens(list(tokens)))
 
     def forced(self, most: int) -> list[int]:
@@ -498,7 +512,7 @@ class Constraint:
         """
         self._model.handle  # noqa: B018 - raises when closed
         matcher, found = self._matcher, list[int]()
-        with self._step():
+        with self.pace.step():
             while len(found) < most and not matcher.is_stopped():
                 token = next(iter(matcher.compute_ff_tokens()), None)
                 if token is None or self._model.is_end(token) or not matcher.consume_token(token):

@@ -87,8 +87,8 @@ def closed(demo_file: Path) -> dict[str, object]:
 def test_copies_are_refused(demo_file: Path, duplicate: Callable[[object], object]) -> None:
     """Two owners would free the memory twice."""
     with Model(demo_file) as model, Context(model, SMALL) as context:
-        with Session(model, SETTINGS) as session, Sampler(model, Sampling(top_k=3)) as sampler:
-            for one in (model, context, session, sampler):
+        with Session(model, SETTINGS) as session:
+            for one in (model, context, session, Sampler(model, Sampling(top_k=3))):
                 with pytest.raises(UsageError, match="cannot be copied or pickled"):
                     duplicate(one)
         assert model.tokenize("a")

@@ -102,10 +102,13 @@ def test_a_template_that_looks_for_a_way_out(template: str) -> None:
 
 
 def test_workers_end_with_their_parent(run_python: RunPython) -> None:
-    """However it ends: nothing is left."""
-    code = """
-import os
+    """However it ends, and whatever they compute: nothing is left."""
+    code = (
+        f"ENDLESS = {ENDLESS!r}"
+        + """
+import os, threading, time
 from pyllama_mtp.llama import chat
+chat.workers.seconds = 1000.0
 assert chat.render("{{ messages[0] }}", ["a"]) == "a"
 print(chat.workers._idle[0].pid, flush=True)
 if not os.fork():  # a fork has workers of its own
@@ -113,8 +116,12 @@ if not os.fork():  # a fork has workers of its own
     assert chat.render("{{ messages[0] }}", ["b"]) == "b"
     os._exit(0)
 assert os.wait()[1] == 0 and chat.render("{{ messages[0] }}", ["c"]) == "c"
+threading.Thread(target=chat.render, args=(ENDLESS, ["d"]), daemon=True).start()
+time.sleep(1)
+assert not chat.workers._idle
 os.kill(os.getpid(), 9)
 """
+    )
     done = run_python(code)
     assert done.stderr == ""
     for _ in range(100):
