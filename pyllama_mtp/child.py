@@ -23,8 +23,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import LibraryError, UsageError
-
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # here, so that a forked child has it already
 _CHILD = (
@@ -71,6 +69,10 @@ PATIENCE_S = 0.5
 _LENGTH = struct.Struct("=Q")
 
 
+class CallError(Exception):
+    """A call of a worker has no result; the message says why."""
+
+
 class Workers:
     """Processes that call a function for this one, so that a call can be limited, and ended.
 
@@ -99,14 +101,13 @@ class Workers:
         """The function's result.
 
         Raises:
-            UsageError: the call takes too long or too much memory, or the function has raised an
-                exception: the message says which.
-            LibraryError: no process can be started.
+            CallError: the call takes too long or too much memory, the function has raised an
+                exception, or no process can be started.
         """
         try:
             data = pickle.dumps((self.seconds, arguments))
         except Exception as reason:  # of any class of the caller's
-            raise UsageError(f"it cannot be handed to another process: {reason}") from None
+            raise CallError(f"it cannot be handed to another process: {reason}") from None
         with self._room:
             worker = self._take()
             try:
@@ -118,9 +119,9 @@ class Workers:
             if worker.returncode is None:
                 self._idle.append(worker)
         if answer is None:
-            raise UsageError(self._why(worker.returncode))
+            raise CallError(self._why(worker.returncode))
         if "error" in answer:
-            raise UsageError(answer["error"])
+            raise CallError(answer["error"])
         return answer["result"]
 
     def _take(self) -> subprocess.Popen[bytes]:
@@ -140,7 +141,7 @@ class Workers:
                 start_new_session=True,  # Ctrl-C is for its parent
             )
         except OSError as reason:
-            raise LibraryError(f"no process can be started: {reason}") from None
+            raise CallError(f"no process can be started: {reason}") from None
 
     def _ask(self, worker: subprocess.Popen[bytes], data: bytes) -> Any:
         """The answer; None: the worker has ended instead. A slow one is ended after its answer."""

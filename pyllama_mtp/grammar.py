@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from .child import Workers
+from .child import CallError, Workers
 from .errors import InsufficientMemoryError, UsageError, refusal
 
 Value = TypeVar("Value")
@@ -207,7 +207,7 @@ def _fault(kind: str, source: str) -> str:
     """Why a grammar cannot be used; "": it can."""
     try:
         return str(gbnf_workers.call(source) if kind == "gbnf" else workers.call(kind, source))
-    except UsageError as reason:
+    except CallError as reason:
         return str(reason)
 
 

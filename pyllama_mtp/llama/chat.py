@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..child import Workers
+from ..child import CallError, Workers
 from ..errors import UsageError
 from ..settings import Sampling
 
@@ -120,7 +120,7 @@ def render(
     conversation = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
     try:
         return str(workers.call(template, {**conversation, **variables}))
-    except UsageError as reason:  # a template is a program and can fail in any way
+    except CallError as reason:  # a template is a program and can fail in any way
         raise UsageError(
             f"the model's chat template cannot render these messages: {reason}"
         ) from None
