@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -309,7 +309,7 @@ class Sampler(Owned):
                 self._watch(self.near_ties, context, row)
             return context.argmax(row)
         context.check_finite(row)  # the samplers would end the process on a NaN
-        with self._pace.step(MOST_STEP_S):
+        with self._pace.step(MOST_STEP_S) if self._gbnf else nullcontext():
             token = int(self._lib.pyllama_sample(self._chain, *self._native(context, row)))
         self._check(token)
         return token
