@@ -1,13 +1,27 @@
-"""Child processes: a function of this package in a Python of its own; each ends with its parent."""
+"""Child processes: a function of this package in a Python of its own; each ends with its parent.
+
+:class:`Workers` are children that are kept, for calls that must be ended when they take too much.
+"""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import fcntl
 import importlib
 import json
+import os
+import pickle
+import resource
+import select
 import signal
+import struct
+import subprocess
 import sys
-from typing import Any
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # here, so that a forked child has it already
@@ -44,3 +58,166 @@ def run(function: str, request: str) -> None:
 def last_words(said: str, most: int = 2000) -> str:
     """The end of a process's output, for a message."""
     return said.strip()[-most:] or "it said nothing"
+
+
+# -- calls with limits -----------------------------------------------------------------------------
+
+#: Bytes of address space that a worker may take beyond those that it begins with.
+MEMORY = 1 << 30
+#: Seconds of computing after which a call that goes on gives way to everything else.
+PATIENCE_S = 0.5
+_LENGTH = struct.Struct("=Q")
+
+
+class CallError(Exception):
+    """A call of a worker has no result; the message says why."""
+
+
+class Workers:
+    """Processes that call a function for this one, so that a call can be limited, and ended.
+
+    For what strangers have written, and libraries compute without a limit that holds. A worker is
+    started when it is needed and kept; one that is ended takes nobody else's call with it.
+    """
+
+    def __init__(self, function: str, seconds: float, memory: int = MEMORY, most: int = 4) -> None:
+        """Args:
+        function: "MODULE:NAME"; its result goes through JSON.
+        seconds: of computing, in which a call must end; time in which others compute is free.
+        memory: see :data:`MEMORY`.
+        most: workers at once; a further call waits.
+        """
+        self.function, self.seconds, self.memory, self._most = function, seconds, memory, most
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.close)
+
+    def _forget(self) -> None:
+        """Workers answer the process that has started them, and not one that is forked from it."""
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._room = threading.Semaphore(self._most)
+
+    def call(self, *arguments: Any) -> Any:
+        """The function's result.
+
+        Raises:
+            CallError: the call takes too long or too much memory, the function has raised an
+                exception, or no process can be started.
+        """
+        try:
+            data = pickle.dumps((self.seconds, arguments))
+        except Exception as reason:  # of any class of the caller's
+            raise CallError(f"it cannot be handed to another process: {reason}") from None
+        with self._room:
+            worker = self._take()
+            try:
+                answer = self._ask(worker, data)
+            except BaseException:  # Ctrl-C: the worker would answer too late
+                worker.kill()
+                worker.communicate()
+                raise
+            if worker.returncode is None:
+                self._idle.append(worker)
+        if answer is None:
+            raise CallError(self._why(worker.returncode))
+        if "error" in answer:
+            raise CallError(answer["error"])
+        return answer["result"]
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        with suppress(IndexError):
+            while True:
+                worker = self._idle.pop()
+                if worker.poll() is None:
+                    return worker
+        try:
+            return subprocess.Popen(
+                command(
+                    f"{__name__}:answer_calls", {"function": self.function, "memory": self.memory}
+                ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for its parent
+            )
+        except OSError as reason:
+            raise CallError(f"no process can be started: {reason}") from None
+
+    def _ask(self, worker: subprocess.Popen[bytes], data: bytes) -> Any:
+        """The answer; None: the worker has ended instead. A slow one is ended after its answer."""
+        assert worker.stdin and worker.stdout
+        with suppress(BrokenPipeError):
+            _send(worker.stdin, data)
+        slow, began = False, _computed_s(worker.pid)
+        while not (slow or select.select([worker.stdout], [], [], PATIENCE_S)[0]):
+            if slow := _computed_s(worker.pid) - began > PATIENCE_S:
+                os.setpriority(os.PRIO_PROCESS, worker.pid, 19)  # it cannot be raised again
+        answer = _receive(worker.stdout)
+        if answer is None:
+            worker.wait()
+        elif slow:
+            worker.kill()
+        if answer is None or slow:
+            worker.communicate()
+        return None if answer is None else json.loads(answer)
+
+    def _why(self, code: int) -> str:
+        if code == -signal.SIGPROF:
+            return f"it computes for more than {self.seconds:g} s"
+        return f"it takes more than {self.memory >> 20} MiB of memory, or ends the process ({code})"
+
+    def close(self) -> None:
+        """End the workers that nobody waits for. May be called again."""
+        while self._idle:
+            worker = self._idle.pop()
+            worker.kill()
+            worker.communicate()
+
+
+def _computed_s(process: int) -> float:
+    """Seconds that a child process has computed (man proc: utime and stime)."""
+    after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _send(file: IO[bytes], data: bytes) -> None:
+    file.write(_LENGTH.pack(len(data)) + data)
+    file.flush()
+
+
+def _receive(file: IO[bytes]) -> bytes | None:
+    """The next message; None: the other side has ended."""
+    length = file.read(_LENGTH.size)
+    return file.read(*_LENGTH.unpack(length)) if len(length) == _LENGTH.size else None
+
+
+def answer_calls(request: dict[str, Any]) -> None:
+    """What a worker runs, until its parent has ended: whatever it computes, SIGIO ends it then."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0)  # which is for the end of a thread of the parent, too
+    calls, answers = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    module, _, name = request["function"].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + request["memory"]
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number in (signal.SIGPROF, signal.SIGIO):
+        signal.signal(number, signal.SIG_DFL)
+    fcntl.fcntl(calls, fcntl.F_SETOWN, os.getpid())
+    waits = fcntl.fcntl(calls, fcntl.F_GETFL)
+    while (data := _receive(calls)) is not None:
+        fcntl.fcntl(calls, fcntl.F_SETFL, waits | os.O_ASYNC)
+        try:
+            seconds, arguments = pickle.loads(data)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            answer = json.dumps({"result": function(*arguments)})
+        except MemoryError:
+            os._exit(1)
+        except Exception as error:
+            answer = json.dumps({"error": str(error) or type(error).__name__})
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        fcntl.fcntl(calls, fcntl.F_SETFL, waits)
+        _send(answers, answer.encode())

@@ -106,10 +106,16 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], name: str = "") -> Iterator[BinaryIO]:
+def replacing(
+    path: str | os.PathLike[str], name: str = "", mode: int = 0o666
+) -> Iterator[BinaryIO]:
     """A file to write into, which becomes `path`, or replaces it, when all is on the disk; see
-    :func:`complete`, also for the errors."""
-    with complete(path, name) as part, part.open("xb") as file:
+    :func:`complete`, also for the errors. `mode`: of a new file, less the process's umask."""
+
+    def opener(part: str, flags: int) -> int:
+        return os.open(part, flags, mode)
+
+    with complete(path, name) as part, open(part, "xb", opener=opener) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

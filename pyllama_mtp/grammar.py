@@ -3,6 +3,9 @@
 GBNF goes to llama.cpp's own sampler. The others go to llguidance, which also knows the tokens that
 a grammar forces. llguidance does not read GBNF exactly: it takes the longest match of each word
 (``root ::= w "x"``, ``w ::= [a-z]*`` then never ends), and its ``.`` matches no line end.
+
+llguidance's limits hold for each token, but not while it reads a grammar: 100 bytes of JSON schema
+can compute for hours. So a worker process reads a grammar first; see :class:`.Workers`.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
+from .child import CallError, Workers
 from .errors import InsufficientMemoryError, UsageError, refusal
 
 Value = TypeVar("Value")
@@ -31,6 +36,14 @@ STACK = 512 << 20
 #: White space between the parts of a JSON text, as in upstream's grammars; without a bound a small
 #: model may write nothing else.
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
+#: Seconds that llguidance may compute until the first token, and states (2 kB each) of its lexer.
+MOST_SECONDS, MOST_STATES = 2.0, 50_000
+#: Seconds that llama.cpp may compute for GBNF until the first token: its time, and that of each
+#: token, grow with the square of what may come next.
+MOST_GBNF_S = 0.1
+
+workers = Workers(f"{__name__}:check_here", MOST_SECONDS, STACK + (1 << 30))
+gbnf_workers = Workers("pyllama_mtp.sampling.gbnf:check_here", MOST_GBNF_S)
 
 
 def require_llguidance() -> Any:
@@ -94,7 +107,8 @@ class Grammar:
 
     Raises:
         UsageError: not a grammar, or one that llguidance does not support; or llguidance, which all
-            kinds but GBNF need, is missing. GBNF is checked when a generation starts.
+            kinds but GBNF need, is missing; or it would compute for too long. Whether it is GBNF
+            is checked when a generation starts.
     """
 
     kind: str
@@ -113,13 +127,9 @@ class Grammar:
         if max(depths, default=0) > DEPTH:
             raise UsageError(f"{self._name} has more than {DEPTH} parentheses open at once")
         if self.kind != "gbnf":
-            check = require_llguidance().LLMatcher.validate_grammar
-            try:
-                reason = with_room(lambda: check(self.compiled()))
-            except ValueError as error:
-                reason = str(error)
-            if reason:
-                raise self.refused(reason)
+            require_llguidance()
+        if reason := _fault(self.kind, self.source):
+            raise self.refused(reason)
 
     @classmethod
     def gbnf(cls, text: str) -> Grammar:
@@ -164,14 +174,9 @@ class Grammar:
         names = ("grammar", "JSON schema", "regular expression", "Lark grammar")
         return f"the {names[KINDS.index(self.kind)]}"
 
-    def compiled(self) -> str:
-        """The grammar in llguidance's form."""
-        matcher = require_llguidance().LLMatcher
-        if self.kind == "json_schema":
-            options = {"whitespace_pattern": WHITESPACE}
-            return str(matcher.grammar_from_json_schema(self.source, defaults=options))
-        make = matcher.grammar_from_regex if self.kind == "regex" else matcher.grammar_from_lark
-        return str(make(self.source))
+    def matcher(self, tokenizer: Any) -> Any:
+        """llguidance's state of a text in the grammar, for its view of a vocabulary."""
+        return with_room(lambda: _matcher(tokenizer, self.kind, self.source))
 
     def refused(self, reason: str) -> UsageError:
         """The exception for a grammar that cannot be used."""
@@ -179,3 +184,72 @@ class Grammar:
         lines = [line for line in reason.splitlines() if not listing.match(line)]
         said = " ".join(" ".join(lines).split()) or reason
         return UsageError(f"{self._name} cannot be used: {said[:MOST_REASON]}")
+
+
+def _compiled(kind: str, source: str) -> str:
+    """A grammar in llguidance's form."""
+    matcher = require_llguidance().LLMatcher
+    if kind == "json_schema":
+        options = {"whitespace_pattern": WHITESPACE}
+        return str(matcher.grammar_from_json_schema(source, defaults=options))
+    make = matcher.grammar_from_regex if kind == "regex" else matcher.grammar_from_lark
+    return str(make(source))
+
+
+def _matcher(tokenizer: Any, kind: str, source: str) -> Any:
+    llguidance = require_llguidance()
+    limits = llguidance.LLParserLimits(max_lexer_states=MOST_STATES)
+    return llguidance.LLMatcher(tokenizer, _compiled(kind, source), limits=limits, log_level=0)
+
+
+@lru_cache(64)
+def _fault(kind: str, source: str) -> str:
+    """Why a grammar cannot be used; "": it can."""
+    try:
+        return str(gbnf_workers.call(source) if kind == "gbnf" else workers.call(kind, source))
+    except CallError as reason:
+        return str(reason)
+
+
+class _Bytes:
+    """A vocabulary of bytes, and of what a Lark grammar may name as special tokens."""
+
+    bos_token_id, eos_token_id = None, 256
+
+    def __init__(self, special: Iterable[str]) -> None:
+        names = ["<|end|>", *special]
+        self.tokens = [bytes([i]) for i in range(256)] + [name.encode() for name in names]
+        self.special_token_ids = [256 + i for i in range(len(names))]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@lru_cache(4)
+def _tokenizer(special: tuple[str, ...]) -> Any:
+    llguidance = require_llguidance()
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes(special)))
+
+
+def check_here(kind: str, source: str) -> str:
+    """Why llguidance refuses a grammar, or "". In a worker, as a few bytes can take it for ever.
+
+    The model's tokens are not here: any name in angle brackets is one, and any range of ids is.
+    """
+    llguidance, special = require_llguidance(), set[str]()
+    if kind == "lark":
+        source = re.sub(r"<\[[-0-9,^* ]*\]>", "<[1]>", source)
+        special.update(re.findall(r"<[^<>\s]+>", source))
+    tokenizer = _tokenizer(tuple(sorted(special)))
+
+    def check() -> str:
+        if reason := llguidance.LLMatcher.validate_grammar(_compiled(kind, source)):
+            return str(reason)
+        matcher = _matcher(tokenizer, kind, source)
+        matcher.compute_bitmask()
+        return str(matcher.get_error())
+
+    try:
+        return with_room(check)
+    except ValueError as error:
+        return str(error)

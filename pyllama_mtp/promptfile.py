@@ -233,7 +233,8 @@ def _plain(value: Value) -> Any:
 
 
 def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
-    """Write a file, or replace one: as a whole or not at all; see :func:`.files.replacing`.
+    """Write a file, or replace one: as a whole or not at all; see :func:`.files.replacing`. Only
+    its owner can read a new file: it holds a conversation.
 
     Raises:
         UsageError: an identity that is too long; `path` is no regular file, or its folder cannot
@@ -242,9 +243,23 @@ def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
     """
     members = _members(prompt)
     shown = f"{os.fspath(path)} ({sum(map(len, members.values())) / 1e6:.1f} MB)"
-    with replacing(path, shown) as file, zipfile.ZipFile(file, "w") as archive:
+    with replacing(path, shown, 0o600) as file, zipfile.ZipFile(file, "w") as archive:
         for name, data in members.items():
             archive.writestr(zipfile.ZipInfo(name), data)
+
+
+def about(path: Path) -> os.stat_result | None:
+    """Of a file that begins like one of :func:`write`; None for anything else, links too."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        state = os.fstat(file)
+        begin = os.read(file, 30 + len(HEADER)) if stat.S_ISREG(state.st_mode) else b""
+    finally:
+        os.close(file)
+    return state if begin.startswith(b"PK") and begin[30:] == HEADER.encode() else None
 
 
 def _members(prompt: ProcessedPrompt) -> dict[str, State]:

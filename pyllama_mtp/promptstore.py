@@ -3,7 +3,8 @@
 A text is stored when another one takes its place, with its states and checkpoints: K and V, the
 MTP head's among them. A prompt that begins like a stored text goes on from there. In a folder the
 stored texts are files of :mod:`.promptfile`, which other servers may read and write too, and which
-a later process finds again.
+a later process finds again. They are conversations: nobody else may read them. Whatever else is
+in the folder stays as it is.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import hashlib
 import json
 import logging
 import os
+import re
+import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +38,8 @@ log = logging.getLogger("pyllama_mtp")
 
 MIB = 1 << 20
 SUFFIX = ".prompt"
+#: Of files that a store has written; see :meth:`PromptStore._name`.
+OWN_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.prompt")
 #: Most texts whose files are being written; each is in memory until then.
 MOST_WRITES = 2
 #: Seconds after a change in which a folder may change again without a new time.
@@ -90,7 +95,7 @@ class PromptStore:
         identity: of the texts; see :class:`.ProcessedPrompt`.
 
         Raises:
-            UsageError: the folder cannot be made.
+            UsageError: the folder cannot be made, or everybody may write into it.
         """
         self._model, self._n_ctx, self._identity = model, n_ctx, identity
         self._ram, self._disk = settings.cache_ram * MIB, settings.cache_disk * MIB
@@ -101,11 +106,39 @@ class PromptStore:
         self.hits = self.n_saved = 0
         if self._folder:
             try:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._open_folder(self._folder)
             except OSError as error:
                 raise UsageError(
                     f"cannot make the folder {self._folder}: {error.strerror}"
                 ) from None
+
+    def _open_folder(self, folder: Path) -> None:
+        """Make the folder. Close one that was there to others, if there is nothing else in it."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path, state in self._files():
+            if state.st_uid == os.geteuid() and state.st_mode & 0o077:
+                path.chmod(0o600)
+        state = folder.stat()
+        if state.st_mode & stat.S_IWOTH:
+            raise UsageError(
+                f"everybody may write into {folder}, and stored prompts go to native code: choose "
+                "a folder of your own"
+            )
+        mine, open_to_others = state.st_uid == os.geteuid(), state.st_mode & 0o077
+        strange = [one for one in folder.iterdir() if not OWN_NAME.fullmatch(one.name)]
+        if mine and open_to_others and not strange:
+            folder.chmod(0o700)
+            return
+        if open_to_others or not mine:
+            log.warning("others may look into %s; stored prompts are for their owner only", folder)
+
+    def _files(self, kind: str = "") -> Iterator[tuple[Path, os.stat_result]]:
+        """Files that stores have written, of a model and settings, or all; nothing else."""
+        assert self._folder
+        for path in self._folder.iterdir():
+            own = path.name.startswith(kind) and OWN_NAME.fullmatch(path.name)
+            if own and (state := promptfile.about(path)):
+                yield path, state
 
     @property
     def on(self) -> bool:
@@ -168,7 +201,7 @@ class PromptStore:
             if changed == self._seen:
                 return
             self._seen = changed if time.time() - changed > TICK_S else 0.0
-            names = {path.stem for path in self._folder.glob(f"{self._kind()}-*{SUFFIX}")}
+            names = {path.stem for path, _ in self._files(self._kind())}
         except OSError as error:
             log.warning("cannot read %s: %s", self._folder, error.strerror)
             return
@@ -201,8 +234,15 @@ class PromptStore:
         log.warning("a stored prompt is not used: %s", why)
         self._texts.pop(name, None)
         if self._folder and not isinstance(why, InsufficientMemoryError):
-            with suppress(OSError):
-                self._path(name).unlink(missing_ok=True)
+            self._remove(self._path(name))
+
+    def _remove(self, path: Path) -> None:
+        """Remove a file that a store has written, if it can be removed."""
+        try:
+            if promptfile.about(path):
+                path.unlink(missing_ok=True)  # another server may have removed it
+        except OSError as error:
+            log.warning("cannot remove %s: %s", path, error.strerror)
 
     # -- storing -------------------------------------------------------------------------------
 
@@ -265,9 +305,11 @@ class PromptStore:
     def _write_file(self, path: Path, prompt: ProcessedPrompt, beginnings: Iterable[Path]) -> bool:
         """Write a file, remove those that it replaces, and the oldest if there are too many."""
         try:
+            if path.is_symlink():
+                raise UsageError(f"{path} is a link")
             promptfile.write(path, prompt)
             for one in beginnings:
-                one.unlink(missing_ok=True)
+                self._remove(one)
             self._trim()
         except (OSError, PyllamaMtpError) as error:
             log.warning("a prompt is not stored in a file: %s", error)
@@ -276,18 +318,14 @@ class PromptStore:
 
     def _trim(self) -> None:
         """Remove the files that were used longest ago, until the others have room."""
-        assert self._folder
-        files = list[tuple[float, int, Path]]()
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            with suppress(FileNotFoundError):  # another server has removed it
-                about = path.stat()
-                files.append((about.st_mtime, about.st_size, path))
+        files = sorted((state.st_mtime, state.st_size, path) for path, state in self._files())
         total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
+        for _, size, path in files:
             if total <= self._disk:
                 return
-            path.unlink(missing_ok=True)
-            total -= size
+            self._remove(path)
+            if not path.exists():
+                total -= size
 
     def forget(self) -> None:
         """Forget all texts that are in memory only."""

@@ -260,6 +260,7 @@ class Context(Owned, OfThisProcess):
         threads = self._threads[n_rows > FEW_ROWS] if self._threads else None
         if threads and threads.n != self.n_threads:
             self._lib.llama_set_n_threads(self.handle, threads.n, threads.n)
+        self.model.refuse_truncated_file()
         began = time.perf_counter()
         code = self._run(function, *arguments)
         if threads:

@@ -6,7 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -128,6 +128,7 @@ class Model(Owned, OfThisProcess):
             self._check_memory()
             if not self.info.validated:
                 trial.try_out(self.info, mtp, self.options.no_alloc)
+            self._mapped = self._mapped_files()
             self._handle = self._load(mtp, workers, progress)
         except BaseException:
             self._disconnect()
@@ -207,6 +208,26 @@ class Model(Owned, OfThisProcess):
         types = [8, *(n for n, (name, *_) in TENSOR_TYPES.items() if name in self.adapters.types)]
         fast = all(map(self._library.few_columns, types))  # on no other CPU than x86
         return fast and self.info.validated and not self.on_gpu
+
+    def _mapped_files(self) -> list[tuple[str, os.stat_result]]:
+        """Files whose weights are used where they lie."""
+        if self.options.use_mmap is False or self.on_gpu:
+            return []
+        names = dict.fromkeys(tensor.file for tensor in self.info.tensors)
+        return [(name, Path(name).stat()) for name in names]
+
+    def refuse_truncated_file(self) -> None:
+        """To be called before weights are used: the system ends a process that reads beyond the end
+        of a mapped file (SIGBUS). Raises ModelFileError: a file has become shorter."""
+        for name, before in self._mapped:
+            with suppress(FileNotFoundError):  # its data stay as long as they are mapped
+                now = Path(name).stat()
+                if os.path.samestat(now, before) and now.st_size < before.st_size:
+                    raise ModelFileError(
+                        f"{name} has become shorter while it was in use: load it again; other "
+                        "programs may replace a model file, but must not write into it",
+                        name,
+                    )
 
     def _connect(self) -> list[Any]:
         """Connect to the workers: their devices."""

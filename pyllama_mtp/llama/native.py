@@ -391,6 +391,11 @@ class Owned:
         """Free the native memory."""
         raise NotImplementedError
 
+    def __reduce_ex__(self, protocol: object) -> str:
+        """For copies and pickles, which would free the memory twice. Raises UsageError."""
+        name = type(self).__name__
+        raise UsageError(f"a {name} cannot be copied or pickled: it owns native memory")
+
     def __enter__(self: T) -> T:
         return self
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,8 +22,9 @@ import numpy.typing as npt
 
 from ..chats.thinking import Thought, opened
 from ..errors import FatalDecodeError, InsufficientMemoryError, UsageError
-from ..grammar import Grammar, require_llguidance, with_room
+from ..grammar import Grammar, require_llguidance
 from ..llama.batch import Floats, Ints
+from ..llama.native import Owned
 from ..settings import Sampling
 from ..telemetry import NearTie
 from .acceptance import Distribution, draft_distribution, draw, point, softmax
@@ -48,7 +50,32 @@ XTC_SEED = 0x9E3779B9
 NO_TOKEN = "the grammar or the logit biases exclude every token"
 
 
-class Sampler:
+#: Seconds that a grammar may compute for a token, as all sequences wait for it; and by how much it
+#: may exceed them in all, if it is not faster for other tokens.
+MOST_STEP_S, MOST_LATE_S = 0.05, 0.2
+
+
+class Pace:
+    """How long a grammar computes in this thread: llguidance has limits, llama.cpp has none."""
+
+    _late_s = 0.0
+
+    @contextmanager
+    def step(self, budget_s: float = 0.0) -> Iterator[None]:
+        """A block in which it computes."""
+        began = time.thread_time()
+        yield
+        self._late_s = max(0.0, self._late_s + time.thread_time() - began - budget_s)
+
+    def error(self, grammar: Grammar) -> UsageError | None:
+        """Why the answer must end, if so."""
+        if self._late_s <= MOST_LATE_S:
+            return None
+        limit = f"{1000 * MOST_STEP_S:g} ms"
+        return grammar.refused(f"it computes for more than {limit} for each token")
+
+
+class Sampler(Owned):
     """A sampler chain for one generation; it remembers its tokens, for the repetition penalty.
 
     Attributes:
@@ -79,6 +106,7 @@ class Sampler:
         follows = grammar is not None and grammar.kind != "gbnf"
         self.constrained = follows
         self._constraint = Constraint(model, grammar) if grammar and follows else None
+        self._gbnf, self._pace = None if follows else grammar, Pace()
         self._chain = None if sampling.plain_greedy else self._build(model, history)
         self.near_ties = near_ties if sampling.plain_greedy else None
         self._tokens = list(history) if sampling.logits_processors else None
@@ -208,6 +236,8 @@ class Sampler:
     @property
     def error(self) -> UsageError | None:
         """Why the grammar cannot go on, if so: the answer must then end."""
+        if self._gbnf:
+            return self._pace.error(self._gbnf)
         return self._constraint.error if self._constraint else None
 
     def forced(self, most: int) -> list[int]:
@@ -279,7 +309,8 @@ class Sampler:
                 self._watch(self.near_ties, context, row)
             return context.argmax(row)
         context.check_finite(row)  # the samplers would end the process on a NaN
-        token = int(self._lib.pyllama_sample(self._chain, *self._native(context, row)))
+        with self._pace.step(MOST_STEP_S) if self._gbnf else nullcontext():
+            token = int(self._lib.pyllama_sample(self._chain, *self._native(context, row)))
         self._check(token)
         return token
 
@@ -424,8 +455,8 @@ class Constraint:
     def __init__(self, model: Model, grammar: Grammar) -> None:
         """Raises UsageError if the grammar does not fit the vocabulary."""
         self._model, self._grammar = model, grammar
-        make, known = require_llguidance().LLMatcher, tokenizer(model)
-        self._matcher = with_room(lambda: make(known, grammar.compiled(), log_level=0))
+        self._matcher = grammar.matcher(tokenizer(model))
+        self.pace = Pace()
         self._words = np.zeros(-(-model.n_vocab // 32), dtype="<u4")
         self._known = False  # whether the mask in _words is the next token's
         if self.error:
@@ -434,14 +465,16 @@ class Constraint:
     @property
     def error(self) -> UsageError | None:
         """Why the grammar cannot go on, if so: it can become too complex in mid-answer, and then
-        allows only the end token."""
-        failed = self._matcher.is_error()
-        return self._grammar.refused(self._matcher.get_error()) if failed else None
+        allows only the end token; or it takes too long."""
+        if self._matcher.is_error():
+            return self._grammar.refused(self._matcher.get_error())
+        return self.pace.error(self._grammar)
 
     def _compute(self) -> None:
         if not self._known:
             self._model.handle  # noqa: B018 - raises when closed: the vocabulary is gone
-            self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+            with self.pace.step(MOST_STEP_S):
+                self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
             self._known = True
 
     def allowed(self) -> Flags:
@@ -462,12 +495,14 @@ class Constraint:
     def add(self, token: int) -> None:
         """Continue the text with this token; after the grammar's end, tokens do not count."""
         if not self._matcher.is_stopped():
-            self._matcher.consume_token(token)
+            with self.pace.step():
+                self._matcher.consume_token(token)
             self._known = False
 
     def n_valid(self, tokens: Sequence[int]) -> int:
         """How many of these tokens may follow, one after the other; 0 after the grammar's end."""
-        return int(self._matcher.validate_tokens(list(tokens)))
+        with self.pace.step():
+            return int(self._matcher.validate_tokens(list(tokens)))
 
     def forced(self, most: int) -> list[int]:
         """Tokens that must follow, one after the other, up to `most`.
@@ -477,11 +512,12 @@ class Constraint:
         """
         self._model.handle  # noqa: B018 - raises when closed
         matcher, found = self._matcher, list[int]()
-        while len(found) < most and not matcher.is_stopped():
-            token = next(iter(matcher.compute_ff_tokens()), None)
-            if token is None or self._model.is_end(token) or not matcher.consume_token(token):
-                break
-            found.append(token)
+        with self.pace.step():
+            while len(found) < most and not matcher.is_stopped():
+                token = next(iter(matcher.compute_ff_tokens()), None)
+                if token is None or self._model.is_end(token) or not matcher.consume_token(token):
+                    break
+                found.append(token)
         if found:
             matcher.rollback(len(found))
             self._known = False

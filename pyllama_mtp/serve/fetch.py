@@ -21,6 +21,14 @@ from .bodies import ImagePart, Message
 
 #: Limits of all images of a request together, and redirects of one.
 MOST_BYTES, MOST_SECONDS, MOST_REDIRECTS = 32 << 20, 20.0, 3
+#: Special networks, of IANA's registries for IPv4 and IPv6 (RFC 6890), that Python's tables lack.
+SPECIAL = [
+    *map(ipaddress.ip_network, ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24")),
+    *map(ipaddress.ip_network, ("192.88.99.0/24", "192.175.48.0/24")),
+    *map(ipaddress.ip_network, ("2001::/23", "2002::/16", "2620:4f:8000::/48", "3fff::/20")),
+]
+#: All of IPv6 that is given out.
+UNICAST = ipaddress.ip_network("2000::/3")
 
 
 async def fetch_images(messages: Sequence[Message]) -> None:
@@ -100,6 +108,7 @@ def is_public(address: str) -> bool:
     """Whether an address is one of the public internet: not private, loopback, link-local, shared,
     reserved or multicast, nor an IPv6 address that stands for an IPv4 address."""
     ip = ipaddress.ip_address(address)
-    if isinstance(ip, ipaddress.IPv6Address) and (ip.is_site_local or ip.sixtofour):
+    if ip.version == UNICAST.version and ip not in UNICAST:
         return False
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+    special = ip.is_multicast or ip.is_reserved or any(ip in network for network in SPECIAL)
+    return ip.is_global and not special

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.errors import ContextClosedError
+from pyllama_mtp import Model, Sampling, Session, Settings
+from pyllama_mtp.errors import ContextClosedError, ModelFileError, UsageError
 from pyllama_mtp.llama.batch import State
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
+from pyllama_mtp.sampling.sampler import Sampler
 
 from ..processes import RunPython
 from ..regression.support import engine_of
@@ -76,6 +81,36 @@ def closed(demo_file: Path) -> dict[str, object]:
     for one in (context, session, model):
         one.close()
     return {"context": context, "model": model, "session": session, "generation": generation}
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_are_refused(demo_file: Path, duplicate: Callable[[object], object]) -> None:
+    """Two owners would free the memory twice."""
+    with Model(demo_file) as model, Context(model, SMALL) as context:
+        with Session(model, SETTINGS) as session:
+            for one in (model, context, session, Sampler(model, Sampling(top_k=3))):
+                with pytest.raises(UsageError, match="cannot be copied or pickled"):
+                    duplicate(one)
+        assert model.tokenize("a")
+
+
+def test_a_model_file_that_is_truncated_while_it_is_used(demo_file: Path, tmp_path: Path) -> None:
+    """An error, and not SIGBUS; a file that is replaced or removed is used as it was."""
+    for harm in ("replace", "unlink", "truncate"):
+        path = tmp_path / "model.gguf"
+        path.write_bytes(demo_file.read_bytes())
+        with Model(path) as model, Session(model, SETTINGS) as session:
+            if harm == "replace":
+                (tmp_path / "other").write_bytes(b"")
+                (tmp_path / "other").replace(path)
+            elif harm == "unlink":
+                path.unlink()
+            else:
+                os.truncate(path, 4096)
+                with pytest.raises(ModelFileError, match="has become shorter"):
+                    session.generate("a b", max_tokens=4).run()
+                continue
+            assert session.generate("a b", max_tokens=4).run().tokens
 
 
 def test_never_closed(run_python: RunPython, demo_file: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pyllama_mtp import Answer, BatchSession, Generation, Model, Sampling, Session
 from pyllama_mtp.checkpoints import ALIKE
+from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 
 from ..marks import usual
@@ -306,6 +307,47 @@ def test_the_oldest_files_make_way(demo: Model, texts: list[list[int]], tmp_path
     with Session(demo, chosen) as session:
         assert run(session, texts[11]).telemetry.n_cached == 150
         assert run(session, texts[0]).telemetry.n_cached == 0
+
+
+@pytest.mark.parametrize("with_others", [False, True])
+def test_nobody_else_can_read_stored_prompts(
+    demo: Model, texts: list[list[int]], tmp_path: Path, with_others: bool
+) -> None:
+    """Also if the folder was there. If others' files are in it, it stays as it is."""
+    tmp_path.chmod(0o755)
+    if with_others:
+        (tmp_path / "mine.txt").touch()
+    for text in texts[:2]:
+        with Session(demo, settings(0, cache_dir=str(tmp_path))) as session:
+            run(session, text)
+        stored = list(tmp_path.glob("*.prompt"))
+        assert {one.stat().st_mode & 0o777 for one in stored} == {0o600}
+        stored[0].chmod(0o644)  # as older versions have left it
+    assert tmp_path.stat().st_mode & 0o777 == (0o755 if with_others else 0o700)
+    tmp_path.chmod(0o777)
+    with pytest.raises(UsageError, match="everybody may write into"):
+        Session(demo, settings(0, cache_dir=str(tmp_path)))
+
+
+def test_what_else_is_in_the_folder_stays(
+    demo: Model, texts: list[list[int]], tmp_path: Path
+) -> None:
+    """The store removes the files that it has written, whatever else bears such a name."""
+    folder, target = tmp_path / "cache", tmp_path / "target"
+    target.write_text("mine")
+    folder.mkdir()
+    own = f"{'0' * 16}-{'a' * 31}"
+    (folder / f"{own}0.prompt").mkdir()
+    (folder / f"{own}1.prompt").symlink_to(target)
+    (folder / f"{own}2.prompt").write_bytes(bytes(9 << 20))
+    (folder / "mine.prompt").write_bytes(bytes(9 << 20))
+    before = {*folder.iterdir()}
+    with Session(demo, settings(0, cache_dir=str(folder), cache_disk=8)) as session:
+        for one in texts[:12]:
+            run(session, one)
+    assert before < {*folder.iterdir()} and target.read_text() == "mine"
+    stored = {*folder.iterdir()} - before
+    assert 2 <= len(stored) < 12 and sum(one.stat().st_size for one in stored) <= 8 << 20
 
 
 # -- images ----------------------------------------------------------------------------------------

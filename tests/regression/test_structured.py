@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session
+from pyllama_mtp import grammar as grammars
+from pyllama_mtp.child import Workers
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.sampling import sampler
 from pyllama_mtp.sampling.sampler import Constraint, Sampler
 
 from ..marks import usual
@@ -258,6 +261,42 @@ def test_long_chains_end_nothing(demo: Model) -> None:
     for grammar in (chain, Grammar.lark(f'start: a0\n{rules}\na{n}: "x"')):
         with Session(demo, settings(3)) as session:
             session.generate("a", max_tokens=9, sampling=Sampling(grammar=grammar)).run()
+
+
+BOMB = {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949, 9941)]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("json_schema", json.dumps(BOMB)),
+        ("json_schema", json.dumps({"type": "array", "items": {"allOf": BOMB["allOf"][:2]}})),
+        ("lark", f"start: <tool_call> <[1-9000]> x\nx: %json {json.dumps(BOMB)}"),
+        ("gbnf", "root ::= <tool_call> | " + '"a" | ' * 30_000 + '"b"'),
+    ],
+    ids=["allOf", "in items", "behind tokens", "GBNF"],
+)
+def test_a_grammar_that_computes_without_end(
+    kind: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llguidance's own limits do not hold while it reads a grammar."""
+    workers = Workers("pyllama_mtp.grammar:check_here", 0.3)
+    monkeypatch.setattr(grammars, "workers", workers)
+    with pytest.raises(UsageError, match=r"cannot be used: it computes for more than 0\.[13] s"):
+        Grammar(kind, source)
+    assert Grammar.lark(f'start: <tool_call> "{kind}"')
+    workers.close()
+
+
+def test_a_grammar_that_holds_others_up(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its own answer ends."""
+    monkeypatch.setattr(sampler, "MOST_STEP_S", 0.0)
+    monkeypatch.setattr(sampler, "MOST_LATE_S", 0.0)
+    with Session(demo, settings(3)) as session:
+        for grammar in (SCHEMA, SHORT):
+            with pytest.raises(UsageError, match="computes for more than 0 ms for each token"):
+                session.generate("a", max_tokens=9, sampling=Sampling(grammar=grammar)).run()
+        assert session.generate("a", max_tokens=9).run().tokens
 
 
 def test_damaged_grammars(demo: Model) -> None:

@@ -121,7 +121,7 @@ def test_grammars_of_calls() -> None:
 
     def follows(tools: Tools, form: Form, text: str) -> bool:
         grammar = Grammar.lark(tools.lark(form, '"<tool_call>"', '"</tool_call>"'))
-        matcher = llguidance.LLMatcher(byte, grammar.compiled())
+        matcher = grammar.matcher(byte)
         taken = matcher.try_consume_tokens(list(text.encode()))
         return bool(taken == len(text.encode()) and matcher.is_accepting())
 
