@@ -166,7 +166,7 @@ class Served:
 
     @cached_property
     def most_text(self) -> int:
-        """Bytes of a prompt that may fit, with quotes around it and its escapes."""
+        """Characters of a prompt that may fit, as text or as the JSON of messages."""
         model = self.model
         return 1000 + self.n_ctx * 2 * max(
             len(model.piece(n, special=True)) for n in range(model.n_vocab)
@@ -174,9 +174,10 @@ class Served:
 
     def check_length(self, prompt: Any) -> None:
         """Raise ApiError: 400: a prompt is too long, however it is tokenized."""
-        if (n := len(msgspec.json.encode(prompt))) > self.most_text:
+        n = len(prompt if isinstance(prompt, str) else msgspec.json.encode(prompt))
+        if n > self.most_text:
             raise bad_request(
-                f"the prompt has {n} bytes; this server has room for {self.n_ctx} tokens. "
+                f"the prompt has {n} characters; this server has room for {self.n_ctx} tokens. "
                 "Shorten the prompt",
                 None,
                 "context_length_exceeded",
@@ -256,7 +257,10 @@ def _prompts(
             ]
     assert isinstance(body, CompletionBody)
     for prompt in body.prompts:
-        served.check_length(prompt if isinstance(prompt, str) else "")
+        if isinstance(prompt, str):
+            served.check_length(prompt)
+        else:
+            _max_tokens(served, body, len(prompt))
     with refused("prompt"):
         return [tokens_of(served.model, prompt) for prompt in body.prompts]
 

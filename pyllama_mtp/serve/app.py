@@ -52,7 +52,7 @@ from .connections import Connection, Guard, close_late, most_unfinished
 from .fetch import fetch_images
 from .generator import Generator, Metrics
 from .reading import GONE, Reader
-from .responses import ResponsesReply, read_responses
+from .responses import SCHEMA, ResponsesReply, read_responses
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
 ABSENT = {
@@ -296,7 +296,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     found.setdefault("components", {})["schemas"] = schemas["$defs"]
     paths = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
     bodies = {path: names[kind, "validation"] for path, kind in zip(paths, kinds, strict=True)}
-    bodies["/v1/responses"] = {"type": "object", "required": ["input"]}
+    bodies["/v1/responses"] = SCHEMA
     for path, schema in bodies.items():
         content = {"application/json": {"schema": schema}}
         found["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
@@ -338,7 +338,7 @@ async def _whole(request: Request, reply: Reply) -> Response:
 
 #: Seconds that connections may stay open after the answers have ended, and seconds after which the
 #: process is ended then, whatever it computes.
-CONNECTIONS_S, END_S = 2, 4.5
+CONNECTIONS_S, END_S = 2, 4.0
 
 
 class Server(uvicorn.Server):

@@ -47,6 +47,20 @@ REPEATED: dict[str, Any] = {
     "top_p": None,
     "user": None,
 }
+#: The body, for the description of the endpoints.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["input"],
+    "properties": {
+        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+        "instructions": {"type": "string"},
+        "max_output_tokens": {"type": "integer"},
+        "reasoning": {"type": "object"},
+        "stream": {"type": "boolean"},
+        "text": {"type": "object"},
+        "tools": {"type": "array", "items": {"type": "object"}},
+    },
+}
 
 
 # -- what a client asks for ------------------------------------------------------------------------
