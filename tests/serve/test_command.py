@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
+
+from pyllama_mtp.serve import limits
 
 from ..marks import usual
 from ..processes import Cli, environment, start
@@ -106,3 +110,26 @@ def test_it_ends_whatever_computes(launch: Launch) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(40) == 143
     assert time.monotonic() - began < 10
+
+
+#: Texts that one letter widens, and short ones; of each, as many as a body may have.
+LARGE = (["x" * (limits.TEXT - 99) + "漢"] * 3, ["1" * 12] * 10**6)
+
+
+@pytest.mark.parametrize("prompts", LARGE, ids=["long", "short"])
+def test_the_largest_bodies_take_ten_times_their_bytes(launch: Launch, prompts: list[str]) -> None:
+    """At most, and are refused."""
+    process, url = launch("--threads", "1")
+    a_long_stream(url).close()
+    status = Path(f"/proc/{process.pid}/status")
+
+    def figure(name: str) -> int:
+        return int(
+            next(line for line in status.read_text().splitlines() if name in line).split()[1]
+        )
+
+    data = json.dumps({"prompt": prompts}, ensure_ascii=False).encode()
+    headers, before = {"content-type": "application/json"}, figure("VmRSS")
+    got = httpx.post(f"{url}/completions", content=data, headers=headers, timeout=60)
+    assert got.status_code == 400
+    assert figure("VmHWM") - before < 10 * len(data) / 1024
