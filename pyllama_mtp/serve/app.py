@@ -27,6 +27,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -288,7 +289,7 @@ def _add_error_handlers(app: FastAPI, generator: Generator) -> None:
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """The description of the endpoints, with the bodies that they take."""
-    kinds = [CompletionBody, ChatBody, TokenizeBody, DetokenizeBody]
+    kinds: list[type[BaseModel]] = [CompletionBody, ChatBody, TokenizeBody, DetokenizeBody]
     found = get_openapi(title=app.title, version="1", routes=app.routes)
     names, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
@@ -338,7 +339,7 @@ async def _whole(request: Request, reply: Reply) -> Response:
 
 #: Seconds that connections may stay open after the answers have ended, and seconds after which the
 #: process is ended then, whatever it computes.
-CONNECTIONS_S, END_S = 2, 4.0
+CONNECTIONS_S, END_S = 2, 3.5
 
 
 class Server(uvicorn.Server):

@@ -7,7 +7,7 @@ import logging
 import resource
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from urllib.parse import urlsplit
 
 import h11
@@ -129,17 +129,18 @@ def most_unfinished() -> int:
     return min(wanted // 2, limits.UNFINISHED)
 
 
-def close_late(connections: Collection[Connection], most: int) -> None:
+def close_late(connections: Iterable[object], most: int) -> None:
     """Close the connections whose requests take too long to arrive, and the oldest of more than
     `most` that are not complete."""
     now = time.monotonic()
-    unfinished = [one for one in connections if one.since is not None]
-    unfinished.sort(key=lambda one: one.since or 0.0)
-    late = set(unfinished[: max(0, len(unfinished) - most)])
-    for one in unfinished:
-        allowed = limits.HEADERS_S + one.n_bytes / limits.BYTES_PER_S
-        if one.since is not None and now - one.since > allowed:
-            late.add(one)
+    ours = [one for one in connections if isinstance(one, Connection)]
+    unfinished = sorted((one.since, id(one), one) for one in ours if one.since is not None)
+    too_many = len(unfinished) - most
+    late = [
+        one
+        for number, (since, _, one) in enumerate(unfinished)
+        if number < too_many or now - since > limits.HEADERS_S + one.n_bytes / limits.BYTES_PER_S
+    ]
     for one in late:
         one.transport.abort()
     if late:

@@ -86,11 +86,6 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("answer", {**INPUT, "include": ["file_search_call.results"]}, "include", "include may have"),
     ("answer", {**INPUT, "reasoning": 1}, "reasoning", "must be an object"),
     ("answer", {"input": [{"type": "reasoning", "content": [3]}]}, "input", "list of objects"),
-    # -- tokens
-    ("tokenize", {}, None, ""),
-    ("tokenize", {"content": 5}, None, ""),
-    ("detokenize", {"tokens": [10**6]}, None, ""),
-    ("detokenize", {"tokens": "x"}, None, ""),
 ]
 PATHS = {"chat": "v1/chat/completions", "text": "v1/completions", "answer": "v1/responses"}
 
