@@ -80,7 +80,7 @@ def test_bombs(shared: Running, name: str) -> None:
     with watched(shared) as seconds:
         got = httpx.post(f"{shared.url}/{path}", content=data, headers=JSON, timeout=60)
     assert got.status_code == 400 and len(got.content) < 5000, got.content[:500]
-    assert max(seconds, default=0) < 2, "0.2 s where no other process has the cores"
+    assert max(seconds, default=0) < 5, "0.2 s in a process of its own, on idle cores"
 
 
 def test_large_bodies_are_served(shared: Running) -> None:
