@@ -30,6 +30,7 @@ import time
 
 from .answer import top_logprobs
 from .engine import Engine
+from .errors import DecodeError
 from .sampling.acceptance import Distribution, accept_best, accept_sampled
 from .sequence import Sequence
 from .telemetry import PHASES, timed
@@ -82,12 +83,18 @@ def accept(engine: Engine, sequence: Sequence, first: int) -> None:
     def distribution(row: int) -> Distribution:
         return sampler.distribution(target, first + row)
 
-    if sequence.synthetic:
-        chosen = sequence.synthetic.accept(tokens, sample)
-    elif q:
-        chosen = accept_sampled(tokens, q, distribution, sampler.rng, ends, sampler.accept)
-    else:
-        chosen = accept_best(tokens, sample, ends)
+    try:
+        if sequence.synthetic:
+            chosen = sequence.synthetic.accept(tokens, sample)
+        elif q:
+            chosen = accept_sampled(tokens, q, distribution, sampler.rng, ends, sampler.accept)
+        else:
+            chosen = accept_best(tokens, sample, ends)
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:  # of this request's grammar, biases or processors: others go on
+        sampler.failure = error
+        chosen = [0]  # any token: the request ends here
     sequence.chosen = chosen
     sequence.wanted -= len(chosen)
     n = request.answer.n_logprobs

@@ -45,7 +45,7 @@ class Progress:
     counts: tuple[int, int, int] = (0, 0, 0)
     logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
-    error: UsageError | None = None
+    error: Exception | None = None
 
 
 class Scheduler:

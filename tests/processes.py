@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,9 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": root, **more}
 
 
-def start(*words: object, **options: Any) -> subprocess.Popen[Any]:
+def start(
+    *words: object, program: Sequence[str] = ("-m", "pyllama_mtp"), **options: Any
+) -> subprocess.Popen[Any]:
     """Start a command, which Ctrl-C reaches even where tests run in the background. Not in the
     checkout, whose sources it would import in place of the installed package."""
     usual: dict[str, Any] = {
@@ -41,7 +43,7 @@ def start(*words: object, **options: Any) -> subprocess.Popen[Any]:
         **{"cwd": tempfile.gettempdir(), "env": environment()},
         "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     }
-    command = [sys.executable, "-m", "pyllama_mtp", *map(str, words)]
+    command = [sys.executable, *program, *map(str, words)]
     return subprocess.Popen(command, **{**usual, **options})
 
 

@@ -90,6 +90,17 @@ class Serve:
             help="let pages of these origins (http://localhost:3000, or '*') use the server from a "
             "browser",
         )
+        add(
+            "--allowed-hosts",
+            type=parsing.comma_list(str),
+            default=(),
+            metavar="NAME,...",
+            help="names by which clients may call this server, or '*' (default: localhost, this "
+            "machine's name and --host; addresses in numbers always work)",
+        )
+        parsing.add_whole(
+            parser, "--max-body", default=32, metavar="MIB", help="most MiB of a request"
+        )
         options.add_chat_options(parser)
         options.add_parts(parser, "depth", "ngram")
         options.add_model_options(parser)
@@ -160,7 +171,9 @@ class Serve:
                         host,
                     )
 
-            app = build_app(generator, served, key, args.cors_origins)
+            hosts = (args.host, *args.allowed_hosts)
+            app = build_app(generator, served, key, args.cors_origins, hosts, args.max_body << 20)
+            served.most_text  # noqa: B018 - takes a moment, so before the first request
             log_requests(args.verbose)
             ended = server.serve(app, generator, listening, args.grace, say)
         if ended == signal.SIGINT:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ..chats.thinking import Thought, opened
 from ..errors import FatalDecodeError, InsufficientMemoryError, UsageError
-from ..grammar import Grammar, require_llguidance
+from ..grammar import Grammar, Value, require_llguidance
 from ..llama.batch import Floats, Ints
 from ..llama.native import Owned
 from ..settings import Sampling
@@ -83,6 +83,7 @@ class Sampler(Owned):
         seed: of the chain's generator, and of `rng`.
         rng: the generator for draws outside the chain: drafts, and their acceptance.
         near_ties: the list for near ties of greedy text, if wanted.
+        failure: why no token could be chosen, if so: the answer must then end.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Sampler(Owned):
         # Whether logits and chain alone decide, and the chain alone remembers.
         self._simple = not (self._thought or follows or sampling.logits_processors)
         self._n_sampled = 0
+        self.failure: Exception | None = None
 
     def _build(self, model: Model, history: Sequence[int]) -> Any:
         lib, s = self._lib, self.sampling
@@ -234,21 +236,31 @@ class Sampler(Owned):
         return self._constraint.only if self._constraint and self._answers else None
 
     @property
-    def error(self) -> UsageError | None:
-        """Why the grammar cannot go on, if so: the answer must then end."""
-        if self._gbnf:
-            return self._pace.error(self._gbnf)
-        return self._constraint.error if self._constraint else None
+    def error(self) -> Exception | None:
+        """Why the answer cannot go on, if so; its grammar may have failed. It must then end."""
+        if self.failure or not self._gbnf:
+            return self.failure or (self._constraint.error if self._constraint else None)
+        return self._pace.error(self._gbnf)
 
     def forced(self, most: int) -> list[int]:
         """Tokens that the grammar forces next, up to `most`. They are sampled without logits."""
-        return self._constraint.forced(most) if self._constraint and self._answers else []
+        if not (self._constraint and self._answers):
+            return []
+        return self._ask(partial(self._constraint.forced, most), [])
 
     def n_valid(self, drafts: Sequence[int]) -> int:
         """How many drafts come before the first that breaks the grammar."""
         if self._constraint and self._answers:
-            return self._constraint.n_valid(drafts)
+            return self._ask(partial(self._constraint.n_valid, drafts), 0)
         return len(drafts)
+
+    def _ask(self, question: Callable[[], Value], otherwise: Value) -> Value:
+        """What the grammar says; if it fails, the answer ends after this round."""
+        try:
+            return question()
+        except Exception as error:
+            self.failure = error
+            return otherwise
 
     def sample(self, context: Rows, row: int) -> int:
         """Draw a token from batch entry `row` of the last decode, and remember it; rows in order.
@@ -488,6 +500,8 @@ class Constraint:
         """The token that must come next; None: there is a choice."""
         self._compute()
         at = np.flatnonzero(self._words)
+        if not len(at):
+            raise UsageError(NO_TOKEN)
         word = int(self._words[at[0]])
         single = len(at) == 1 and word & (word - 1) == 0
         return 32 * int(at[0]) + word.bit_length() - 1 if single else None

@@ -12,8 +12,10 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
+
+import msgspec
 
 from pyllama_mtp.answer import TopLogprobs
 from pyllama_mtp.chats.options import ChatOptions
@@ -64,7 +66,14 @@ def to_json(value: Any) -> str:
 
 def one_line(text: str) -> str:
     """A client's text as a part of a line."""
-    return " ".join(text.split())[:300]
+    return printable(" ".join(text[:600].split())[:300])
+
+
+def printable(text: str) -> str:
+    """A text without control characters, which may be commands of a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def usage(choices: Sequence[Choice], n: int, told: bool = False) -> dict[str, Any]:
@@ -155,6 +164,25 @@ class Served:
     vision: Vision | None = None
     image_urls: bool = False
 
+    @cached_property
+    def most_text(self) -> int:
+        """Characters of a prompt that may fit, as text or as the JSON of messages."""
+        model = self.model
+        return 1000 + self.n_ctx * 2 * max(
+            len(model.piece(n, special=True)) for n in range(model.n_vocab)
+        )
+
+    def check_length(self, prompt: Any) -> None:
+        """Raise ApiError: 400: a prompt is too long, however it is tokenized."""
+        n = len(prompt if isinstance(prompt, str) else msgspec.json.encode(prompt))
+        if n > self.most_text:
+            raise bad_request(
+                f"the prompt has {n} characters; this server has room for {self.n_ctx} tokens. "
+                "Shorten the prompt",
+                None,
+                "context_length_exceeded",
+            )
+
     def check_name(self, name: str) -> None:
         """Raise ApiError: 404 unless this is the model's name."""
         if name != self.name:
@@ -197,7 +225,7 @@ def refused(param: str | None = None) -> Iterator[None]:
     """Turn a UsageError into a response: 400, for this parameter."""
     try:
         yield
-    except UsageError as error:
+    except (UsageError, UnicodeEncodeError) as error:  # a lone surrogate, in JSON within JSON
         raise bad_request(str(error), param) from None
 
 
@@ -207,6 +235,7 @@ def _prompts(
     """Token ids of each prompt, or a chat with images."""
     if isinstance(body, ChatBody):
         messages = [message.to_template() for message in body.messages]
+        served.check_length(messages)
         urls = [url for message in body.messages for url in message.images]
         with refused("messages"):
             goes_on = body.continue_final_message
@@ -227,6 +256,11 @@ def _prompts(
                 )
             ]
     assert isinstance(body, CompletionBody)
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            served.check_length(prompt)
+        else:
+            _max_tokens(served, body, len(prompt))
     with refused("prompt"):
         return [tokens_of(served.model, prompt) for prompt in body.prompts]
 
@@ -256,6 +290,7 @@ def tokenize(served: Served, body: TokenizeBody) -> list[int]:
         if any(message.images for message in body.messages):
             raise UsageError("tokens of images are not counted here; send the text only")
         messages = [message.to_template() for message in body.messages]
+        served.check_length(messages)
         return served.chat.prompt(served.model, messages)
     return served.model.tokenize(body.content or "", body.add_special, body.parse_special)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
 import math
 import os
@@ -17,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,17 +25,20 @@ from typing import Any
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native, rpc
 
-from .answers import Reply, Served, log, one_line, refused, to_json, tokenize
+from . import limits
+from .answers import Reply, Served, log, one_line, printable, refused, to_json, tokenize
 from .bodies import (
     ApiError,
     Body,
@@ -47,9 +49,11 @@ from .bodies import (
     bad_request,
     parse,
 )
+from .connections import Connection, Guard, close_late, most_unfinished
 from .fetch import fetch_images
 from .generator import Generator, Metrics
-from .responses import ResponsesReply, chat_body
+from .reading import GONE, Reader
+from .responses import SCHEMA, ResponsesReply, read_responses
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
 ABSENT = {
@@ -68,10 +72,6 @@ PAGE_POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'"
 )
-#: nginx's status for a request whose client went away.
-GONE = 499
-#: Most bytes in the body of a request: some million tokens, or an image of 30 MB in base64.
-LARGEST_BODY = 48 * 2**20
 
 
 class EventStream(StreamingResponse):
@@ -94,21 +94,40 @@ class EventStream(StreamingResponse):
 def log_requests(verbose: int) -> None:
     """Log each request in one line on stderr; `verbose`: its parameters, too."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(Printable("%(asctime)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
     log.propagate = False
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
+    for other in logging.getLogger().handlers:  # tracebacks may quote a client, too
+        other.setFormatter(Printable("%(name)s: %(levelname)s: %(message)s"))
+
+
+class Printable(logging.Formatter):
+    """Escapes what would control a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text, in which only line ends are not printable."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 def build_app(
-    generator: Generator, served: Served, api_key: str | None = None, origins: Sequence[str] = ()
+    generator: Generator,
+    served: Served,
+    api_key: str | None = None,
+    origins: Collection[str] = (),
+    hosts: Collection[str] = (),
+    largest_body: int = limits.BODY,
 ) -> FastAPI:
     """The application; the generator must have been started.
 
     Args:
         api_key: the KEY that clients must send as ``Authorization: Bearer KEY``; None: none.
         origins: origins whose pages may use the server from a browser; "*" is all.
+        hosts: names that clients may use for this server, see :class:`.Guard`.
+        largest_body: bytes of a request's body.
     """
+    reader = Reader(largest_body)
+    keys = [f"Bearer {api_key}".encode(code, "replace") for code in ("utf-8", "latin-1")]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -118,8 +137,9 @@ def build_app(
     async def authorized(request: Request) -> None:
         if api_key is None:
             return
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+        # Starlette reads headers as latin-1; clients send a key's letters as that, or as UTF-8.
+        given = request.headers.get("authorization", "").encode("latin-1")
+        if not sum(hmac.compare_digest(given, key) for key in keys):
             generator.outcomes["unauthorized"] += 1
             raise ApiError(
                 401,
@@ -128,11 +148,14 @@ def build_app(
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    app = FastAPI(title="pyllama-mtp", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="pyllama-mtp", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=[*origins], allow_methods=["*"], allow_headers=["*"]
         )
+    app.add_middleware(Guard, hosts=hosts, origins=origins)
     _add_error_handlers(app, generator)
     figures, closed = Metrics(generator).registry, [Depends(authorized)]
 
@@ -162,12 +185,18 @@ def build_app(
         served.check_name(name)
         return JSONResponse(_describe(served))
 
+    @app.get("/openapi.json", dependencies=closed, include_in_schema=False)
+    async def openapi() -> Response:
+        return JSONResponse(_openapi(app))
+
     async def answer(
         request: Request, body: Body, new_reply: Callable[[Served, Any], Reply] = Reply
     ) -> Response:
         if isinstance(body, ChatBody) and served.image_urls and served.vision:
             with refused("messages"):
                 await fetch_images(body.messages)
+        n_prompts = len(body.prompts) if isinstance(body, CompletionBody) else 1
+        generator.check_room(body.n * n_prompts)
         reply = await run_in_threadpool(new_reply, served, body)
         reply.start(generator)
         if log.isEnabledFor(logging.DEBUG):
@@ -179,20 +208,20 @@ def build_app(
 
     @app.post("/v1/completions", dependencies=closed)
     async def completions(request: Request) -> Response:
-        return await answer(request, parse(CompletionBody, await _read_json(request)))
+        return await answer(request, await reader.read(request, partial(parse, CompletionBody)))
 
     @app.post("/v1/chat/completions", dependencies=closed)
     async def chat_completions(request: Request) -> Response:
-        return await answer(request, parse(ChatBody, await _read_json(request)))
+        return await answer(request, await reader.read(request, partial(parse, ChatBody)))
 
     @app.post("/v1/responses", dependencies=closed)
     async def responses(request: Request) -> Response:
-        asked = await _read_json(request)
-        return await answer(request, chat_body(asked), partial(ResponsesReply, asked=asked))
+        body, repeated = await reader.read(request, read_responses)
+        return await answer(request, body, partial(ResponsesReply, repeated=repeated))
 
     @app.post("/tokenize", dependencies=closed)
     async def tokenize_text(request: Request) -> Response:
-        body = parse(TokenizeBody, await _read_json(request))
+        body = await reader.read(request, partial(parse, TokenizeBody))
         if (body.content is None) == (body.messages is None):
             raise bad_request("give the text as content, or a chat as messages", "content")
         with refused():
@@ -202,9 +231,9 @@ def build_app(
 
     @app.post("/detokenize", dependencies=closed)
     async def detokenize(request: Request) -> Response:
-        body = parse(DetokenizeBody, await _read_json(request))
+        body = await reader.read(request, partial(parse, DetokenizeBody))
         with refused("tokens"):
-            text = served.model.detokenize(body.tokens, special=True)
+            text = await run_in_threadpool(served.model.detokenize, body.tokens, special=True)
         return JSONResponse({"content": text, "prompt": text})
 
     @app.get("/tokenizer_info", dependencies=closed)
@@ -218,7 +247,10 @@ def build_app(
 
     for kind in ABSENT:
         for path in (f"/v1/{kind}", f"/v1/{kind}/{{rest:path}}"):
-            app.api_route(path, methods=["GET", "POST"], dependencies=closed)(absent)
+            route = app.api_route(
+                path, methods=["GET", "POST"], dependencies=closed, include_in_schema=False
+            )
+            route(absent)
     return app
 
 
@@ -251,36 +283,29 @@ def _add_error_handlers(app: FastAPI, generator: Generator) -> None:
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
         generator.outcomes["error"] += 1
-        _log_refusal(request, 500, str(error))
-        return JSONResponse(ApiError(500, f"a fault in the server: {error}").body(), 500)
+        _log_refusal(request, 500, f"{type(error).__name__}: {error}")
+        return JSONResponse(ApiError(500, "a fault in the server; its log says more").body(), 500)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The description of the endpoints, with the bodies that they take."""
+    kinds: list[type[BaseModel]] = [CompletionBody, ChatBody, TokenizeBody, DetokenizeBody]
+    found = get_openapi(title=app.title, version="1", routes=app.routes)
+    names, schemas = models_json_schema(
+        [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
+    )
+    found.setdefault("components", {})["schemas"] = schemas["$defs"]
+    paths = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+    bodies = {path: names[kind, "validation"] for path, kind in zip(paths, kinds, strict=True)}
+    bodies["/v1/responses"] = SCHEMA
+    for path, schema in bodies.items():
+        content = {"application/json": {"schema": schema}}
+        found["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+    return found
 
 
 def _log_refusal(request: Request, status: int, why: str) -> None:
     log.info("- %s %s", request.method, one_line(f"{request.url.path} {status}: {why}"))
-
-
-async def _read_json(request: Request) -> Any:
-    """The body of a request. Its type must be application/json, which a page in a browser cannot
-    send to another origin without permission.
-
-    Raises:
-        ApiError: 413, 415 or 400.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, f"the body is {kind or 'nothing'}; send Content-Type: application/json")
-    data = bytearray()
-    try:
-        async for part in request.stream():
-            data += part
-            if len(data) > LARGEST_BODY:
-                raise ApiError(413, f"the body has more than {LARGEST_BODY} bytes; send less")
-    except ClientDisconnect:
-        raise ApiError(GONE, "the client went away before it had sent the body") from None
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not valid JSON: {error}") from None
 
 
 async def _whole(request: Request, reply: Reply) -> Response:
@@ -312,8 +337,9 @@ async def _whole(request: Request, reply: Reply) -> Response:
 
 # -- running it ----------------------------------------------------------------------------------
 
-#: Seconds that connections may stay open after the answers have ended.
-CONNECTIONS_S = 5
+#: Seconds that connections may stay open after the answers have ended, and seconds after which the
+#: process is ended then, whatever it computes.
+CONNECTIONS_S, END_S = 2, 3.5
 
 
 class Server(uvicorn.Server):
@@ -323,10 +349,28 @@ class Server(uvicorn.Server):
         signal: the first signal that came, or None.
     """
 
-    def __init__(self, config: uvicorn.Config, generator: Generator, grace_s: float = 0.0) -> None:
+    def __init__(self, app: FastAPI, generator: Generator, grace_s: float = 0.0) -> None:
+        """`grace_s`: seconds that running answers may go on after the signal."""
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=math.ceil(grace_s) + CONNECTIONS_S,
+        )
         super().__init__(config)
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
         self._generator, self._grace_s = generator, grace_s
+        self._most_unfinished = most_unfinished()
         self.signal: int | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; closes late connections once a second."""
+        if counter % 10 == 0:
+            close_late(self.server_state.connections, self._most_unfinished)
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -349,6 +393,9 @@ class Server(uvicorn.Server):
         self.signal = sig
         self.should_exit = True
         self._generator.end(self._grace_s)
+        last = threading.Timer(self._grace_s + END_S, os._exit, (128 + sig,))
+        last.daemon = True
+        last.start()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -376,14 +423,7 @@ def serve(
         grace_s: seconds that running answers may go on after the signal.
         ready: called before the first request is taken.
     """
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=math.ceil(grace_s) + CONNECTIONS_S,
-    )
-    server = Server(config, generator, grace_s)
+    server = Server(app, generator, grace_s)
     generator.start()
     try:
         ready()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
@@ -18,6 +19,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from pyllama_mtp.arguments import require
 from pyllama_mtp.errors import UsageError
@@ -25,8 +27,8 @@ from pyllama_mtp.grammar import Grammar
 from pyllama_mtp.llama.vision import IMAGE_MARKER
 from pyllama_mtp.settings import Sampling
 
-#: Most stop strings, and most characters of a stop string.
-MOST_STOPS, LONGEST_STOP = 16, 1000
+from . import limits
+
 #: Parameters of the API that would change the answer and are not supported, with their values that
 #: change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -66,6 +68,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        message, param = message[: limits.MESSAGE], param and param[: limits.MESSAGE]
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = headers or {}
@@ -101,7 +104,10 @@ def shutting_down() -> ApiError:
 
 # -- bodies -----------------------------------------------------------------------------------
 
-Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Text = Annotated[str, Field(min_length=1, max_length=limits.STOP)]
+Tokens = Annotated[list[int], Field(fail_fast=True, max_length=limits.TOKENS)]
+#: Objects that are looked at where they are used.
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=limits.TOOLS)]
 
 
 def _some_or_all(n: int, about: ValidationInfo) -> int:
@@ -114,9 +120,29 @@ MaxTokens = Annotated[int, AfterValidator(_some_or_all)]
 
 
 class Strict(BaseModel):
-    """A part of a request that refuses unknown parameters."""
+    """A part of a request that refuses unknown parameters: the first, before all others are looked
+    at."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows(cls, given: Any) -> Any:
+        known = cls.names()
+        for name in given if isinstance(given, dict) else ():
+            if name not in known:
+                raise PydanticCustomError("unknown", "{name}", {"name": name})
+        return given
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """All names of the parameters."""
+        names = set[str]()
+        for name, field in cls.model_fields.items():
+            alias = field.validation_alias or field.alias or name
+            choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+            names.update(str(choice) for choice in choices)
+        return names
 
 
 class StreamOptions(Strict):
@@ -157,6 +183,11 @@ class ResponseFormat(Strict):
 OTHERS = {"grammar", "logits_processors", "reasoning_budget", "seed"}
 #: Parameters of which -1 is off, as 0 is.
 OFF_BELOW_0 = {"top_k", "top_n_sigma"}
+#: Parameters that are lists or objects, and their bounds; `Sampling` stops at the first bad entry.
+BOUNDED: dict[str, Any] = {
+    "logit_bias": Annotated[dict[str, Any], Field(max_length=limits.BIASES)],
+    "dry_sequence_breakers": Annotated[list[Any], Field(max_length=limits.STOPS)],
+}
 
 
 def _parameter(one: Any, hint: Any) -> tuple[Any, Any]:
@@ -165,9 +196,12 @@ def _parameter(one: Any, hint: Any) -> tuple[Any, Any]:
     def check(value: Any) -> Any:
         if one.name in OFF_BELOW_0 and value is not None:
             value = max(0, value)
+        if one.name == "logit_bias" and value is not None:
+            value = {int(key) if key.isdecimal() else key: bias for key, bias in value.items()}
         return None if value is None else one.metadata["kind"].check(one.name, value)
 
     names = {"repeat_penalty": AliasChoices("repeat_penalty", "repetition_penalty")}
+    hint = BOUNDED.get(one.name, hint)
     return Annotated[hint | None, AfterValidator(check)], Field(
         None, validation_alias=names.get(one.name)
     )
@@ -194,11 +228,11 @@ class Body(SamplingBody):
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
-    n: Annotated[int, Field(ge=1, le=128)] = 1
+    n: Annotated[int, Field(ge=1, le=limits.N)] = 1
     seed: int | None = None
     stop: Annotated[
         list[Text],
-        Field(max_length=MOST_STOPS),
+        Field(fail_fast=True, max_length=limits.STOPS),
         BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
     ] = Field(default_factory=list)
     ignore_eos: bool = False
@@ -241,9 +275,14 @@ class Body(SamplingBody):
 class CompletionBody(Body):
     """Parameters of /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: (
+        str
+        | Tokens
+        | Annotated[list[str], Field(fail_fast=True, max_length=limits.PROMPTS)]
+        | Annotated[list[Tokens], Field(fail_fast=True, max_length=limits.PROMPTS)]
+    )
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=limits.LOGPROBS)] | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -291,9 +330,11 @@ class Message(Strict):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart] = ""
+    content: (
+        str | Annotated[list[TextPart | ImagePart], Field(fail_fast=True, max_length=limits.PARTS)]
+    ) = ""
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Objects | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -333,15 +374,15 @@ class ChatBody(Body):
     the model goes on with the last message, its own (`add_generation_prompt` is then false).
     """
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+    tools: Objects = Field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     max_completion_tokens: MaxTokens | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool = True
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: Text | None = None
     enable_thinking: bool | None = None
@@ -361,7 +402,7 @@ class TokenizeBody(Strict):
 
     model: str | None = None
     content: Annotated[str | None, Field(validation_alias=AliasChoices("content", "prompt"))] = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
     add_special: Annotated[
         bool, Field(validation_alias=AliasChoices("add_special", "add_special_tokens"))
     ] = False
@@ -372,7 +413,7 @@ class DetokenizeBody(Strict):
     """Parameters of /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Tokens
 
 
 AnyBody = TypeVar("AnyBody", bound=Strict)
@@ -390,7 +431,10 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
     for name, neutral in UNSUPPORTED.items():
         if name in given and name not in kind.model_fields and given.pop(name) not in neutral:
             raise unsupported(name)
+    _check_parameters(given)
     if isinstance(given.get("messages"), list):
+        if len(given["messages"]) > limits.MESSAGES:
+            raise bad_request(f"a chat has at most {limits.MESSAGES} messages", "messages")
         given["messages"] = [_without_nothing(message) for message in given["messages"]]
         _refuse_media(given["messages"])
     try:
@@ -402,6 +446,23 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
     if isinstance(body, ChatBody):
         _check_chat(body)
     return body
+
+
+def _check_parameters(given: Mapping[str, Any]) -> None:
+    """Refuse more than limits.PARAMETERS of all but prompts and messages."""
+    large = ("prompt", "messages", "content", "tokens")
+    rest = [value for name, value in given.items() if name not in large]
+    n = 0
+    while rest:
+        value = rest.pop()
+        n += limits.VALUE + (len(value) if isinstance(value, str) else 0)
+        if n > limits.PARAMETERS:
+            most = f"{limits.PARAMETERS:,} characters"
+            raise bad_request(f"parameters other than prompts and messages have more than {most}")
+        if isinstance(value, dict):
+            rest += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            rest += value
 
 
 def _without_nothing(message: Any) -> Any:
@@ -426,6 +487,8 @@ def _refuse_media(messages: list[Any]) -> None:
 
 
 def _check_chat(body: ChatBody) -> None:
+    if sum(len(message.images) for message in body.messages) > limits.IMAGES:
+        raise bad_request(f"a request has at most {limits.IMAGES} images", "messages")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise bad_request(
             "max_tokens and max_completion_tokens are the same; give one of them", "max_tokens"
@@ -439,21 +502,29 @@ def _check_chat(body: ChatBody) -> None:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
 
 
+_short = reprlib.Repr()
+_short.maxstring = 60
+
+
+def _shorten(value: Any) -> str:
+    shown = _short.repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
 def _explained(error: ValidationError) -> ApiError:
     """The error response for the first thing that is wrong."""
-    found = error.errors(include_url=False, include_context=False)
+    found = error.errors(include_url=False)
     first = max(found, key=lambda one: len(one["loc"]))  # of a union, the closest alternative
     words = [str(word) for word in first["loc"]]
+    if first["type"] == "unknown":
+        return unsupported(".".join([*words, first["ctx"]["name"]]))
     # The path also names alternatives of a union; only the parameter is told.
     name = words[0] if words else None
     where = ".".join(words) if name == "messages" else name
-    if first["type"] == "extra_forbidden":
-        return unsupported(".".join(words))
     if first["type"] == "missing":
         return bad_request(f"the parameter {where!r} is required", where, "missing_parameter")
     said = first["msg"].removeprefix("Value error, ")
     if said != first["msg"]:  # of a check of ours
         return bad_request(said, where, "invalid_value")
-    given = repr(first.get("input"))
-    given = given if len(given) <= 60 else given[:57] + "..."
+    given = _shorten(first.get("input"))
     return bad_request(f"{where} is {given}: {said.lower()}", where, "invalid_value")

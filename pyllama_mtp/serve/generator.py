@@ -21,7 +21,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pyllama_mtp.calibration import open_engine
-from pyllama_mtp.errors import ContextClosedError, WorkerLostError
+from pyllama_mtp.errors import (
+    ContextClosedError,
+    DecodeError,
+    InsufficientMemoryError,
+    UsageError,
+    WorkerLostError,
+)
 from pyllama_mtp.llama.model import Model
 from pyllama_mtp.memory import resolve
 from pyllama_mtp.promptstore import PromptStore
@@ -101,11 +107,8 @@ class Generator(threading.Thread):
         Raises:
             ApiError: 429: the queue is full; 503: the server ends, or is broken.
         """
+        self.check_room(len(jobs))
         room = self.n_sequences + self.max_queue
-        if len(jobs) > room:
-            raise bad_request(
-                f"{len(jobs)} answers are asked for at once; this server takes at most {room}", "n"
-            )
         with self._changed:
             if self.broken:
                 raise ApiError(503, self.broken, code="broken")
@@ -123,6 +126,13 @@ class Generator(threading.Thread):
             self._n_open += len(jobs)
             self._inbox += jobs
             self._changed.notify()
+
+    def check_room(self, n: int) -> None:
+        """Raise ApiError: 400: a request asks for more answers than ever fit."""
+        room = self.n_sequences + self.max_queue
+        if n > room:
+            why = f"{n} answers are asked for at once; this server takes at most {room}"
+            raise bad_request(why, "n")
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """Cancel these jobs, if they are not done."""
@@ -236,7 +246,7 @@ class Generator(threading.Thread):
         job, reason = self._jobs[progress.request], progress.finish_reason
         if progress.error:
             self._close(job, "error")
-            return job, bad_request(str(progress.error))
+            return job, _failure(progress.error)
         if reason:
             self._close(job, "length" if reason == "length" else "stop")
         return job, progress
@@ -249,7 +259,7 @@ class Generator(threading.Thread):
         A lost RPC worker takes part of the model with it, so nothing can be generated any more.
         Clients are told last, so that a client that tries again at once meets the new state.
         """
-        failure = ApiError(500, f"the computation failed: {error}", code="decode_failed")
+        failure = _failure(error)
         waiting = set(self._loop.waiting())
         running = [one for one in self._jobs if one not in waiting]
         failed = self._fail(running or list(self._jobs), failure, "error")
@@ -259,7 +269,8 @@ class Generator(threading.Thread):
             self._start_anew()
         except Exception as reason:
             log.exception("the contexts cannot be used any more")
-            failed += self._break(f"the server cannot generate any more: {reason}; restart it")
+            why = _failure(reason).message
+            failed += self._break(f"the server cannot generate any more: {why}; restart it")
         finally:
             self._post(failed)
 
@@ -319,6 +330,16 @@ class Generator(threading.Thread):
         now = time.monotonic()
         if now - self._marks[-1][0] >= 1.0:
             self._marks.append((now, self._sums()))
+
+
+def _failure(error: Exception) -> ApiError:
+    """An exception as an answer's error. Clients get the package's own words only: others may
+    name files."""
+    if isinstance(error, UsageError):
+        return bad_request(str(error))
+    own = isinstance(error, DecodeError | InsufficientMemoryError | WorkerLostError)
+    why = str(error) if own else type(error).__name__
+    return ApiError(500, f"the computation failed: {why}", code="decode_failed")
 
 
 def _tells(progress: Progress) -> bool:

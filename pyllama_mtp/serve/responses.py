@@ -13,6 +13,7 @@ from typing import Any
 
 from pyllama_mtp.scheduler import Progress
 
+from . import limits
 from .answers import Reply, Served, sse, to_json
 from .bodies import ApiError, ChatBody, bad_request, parse, unsupported
 
@@ -46,13 +47,28 @@ REPEATED: dict[str, Any] = {
     "top_p": None,
     "user": None,
 }
+#: The body, for the description of the endpoints.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["input"],
+    "properties": {
+        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+        "instructions": {"type": "string"},
+        "max_output_tokens": {"type": "integer"},
+        "reasoning": {"type": "object"},
+        "stream": {"type": "boolean"},
+        "text": {"type": "object"},
+        "tools": {"type": "array", "items": {"type": "object"}},
+    },
+}
 
 
 # -- what a client asks for ------------------------------------------------------------------------
 
 
-def chat_body(asked: Any) -> ChatBody:
-    """The chat that a request asks for. Raises ApiError: 400: see :func:`.parse`."""
+def read_responses(asked: Any) -> tuple[ChatBody, dict[str, Any]]:
+    """The chat that a request asks for, and what the response repeats of it. Raises ApiError: 400:
+    see :func:`.parse`."""
     if not isinstance(asked, dict):
         raise bad_request("the body must be a JSON object")
     given = {key: value for key, value in asked.items() if value is not None}
@@ -82,13 +98,16 @@ def chat_body(asked: Any) -> ChatBody:
     if isinstance(choice, dict) and "name" in choice:
         function = {"name": choice["name"]}
         given["tool_choice"] = {"type": choice.get("type"), "function": function}
-    return parse(ChatBody, given)
+    repeated = {name: asked[name] for name in REPEATED if asked.get(name) is not None}
+    return parse(ChatBody, given), REPEATED | repeated
 
 
 def _list(name: str, value: Any) -> list[dict[str, Any]]:
     """A list of objects."""
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise bad_request(f"{name} must be a list of objects", name, "invalid_value")
+    if len(value) > limits.MESSAGES:
+        raise bad_request(f"{name} has at most {limits.MESSAGES} objects", name, "invalid_value")
     return value
 
 
@@ -191,15 +210,13 @@ def _content(content: Any) -> Any:
 class ResponsesReply(Reply):
     """The response to a request of this API."""
 
-    def __init__(self, served: Served, body: ChatBody, asked: Mapping[str, Any]) -> None:
-        """See :class:`.Reply`; `asked`: the request as it came."""
+    def __init__(self, served: Served, body: ChatBody, repeated: Mapping[str, Any]) -> None:
+        """See :class:`.Reply`; `repeated`: what it repeats of the request."""
         super().__init__(served, body)
         self.name, self._n_events = f"resp_{uuid.uuid4().hex}", 0
         self._items: list[dict[str, Any]] = []
         self._open: tuple[str, int] | None = None  # the item that grows
-        self._status = "in_progress"
-        given = {name: asked[name] for name in REPEATED if asked.get(name) is not None}
-        self._repeated = REPEATED | given
+        self._status, self._repeated = "in_progress", repeated
 
     def _response(self, error: ApiError | None = None) -> dict[str, Any]:
         """The response as it is now."""

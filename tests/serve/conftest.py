@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 
 from pyllama_mtp import Model, Settings
 from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.serve import app as server
+from pyllama_mtp.serve import limits
 from pyllama_mtp.serve.answers import Served
 from pyllama_mtp.serve.app import build_app
 from pyllama_mtp.serve.generator import Generator
@@ -88,6 +88,8 @@ def running(
     vision: Vision | None = None,
     image_urls: bool = False,
     origins: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    largest_body: int = limits.BODY,
     **options: object,
 ) -> Iterator[Running]:
     chosen = {"n_ctx": 512, "n_batch": 48, "n_ubatch": 32, "n_threads": 1, "draft_n_max": 3}
@@ -101,13 +103,8 @@ def running(
         image_urls=image_urls,
     )
     listening = server.listen("127.0.0.1", 0)
-    config = uvicorn.Config(
-        build_app(generator, served, api_key, origins),
-        log_level="warning",
-        lifespan="on",
-        timeout_graceful_shutdown=1,
-    )
-    http = server.Server(config, generator)
+    app = build_app(generator, served, api_key, origins, hosts, largest_body)
+    http = server.Server(app, generator)
     thread = threading.Thread(target=http.run, kwargs={"sockets": [listening]}, daemon=True)
     generator.start()
     thread.start()

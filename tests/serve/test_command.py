@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+from pyllama_mtp.serve import limits
+
 from ..marks import usual
 from ..processes import Cli, environment, start
 
+#: Code that leaves a thread which is waited for when the process ends.
+ENDLESS = "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start()"
 Process = subprocess.Popen[str]
 Launch = Callable[..., tuple[Process, str]]
 
@@ -24,8 +30,10 @@ def launch() -> Iterator[Launch]:
     """Starts the command: the process, and the address that it says."""
     started: list[Process] = []
 
-    def run(*options: str, **more: str) -> tuple[Process, str]:
-        process = start("serve", "--port", "0", *options, text=True, env=environment(**more))
+    def run(*options: str, before: str = "", **more: str) -> tuple[Process, str]:
+        words, env = ("serve", "--port", "0", *options), environment(**more)
+        program = ["-c", f"{before}\nfrom pyllama_mtp.cli import entry; raise SystemExit(entry())"]
+        process = start(*words, program=program, text=True, env=env)
         started.append(process)
         assert process.stdout
         line = process.stdout.readline()
@@ -91,3 +99,37 @@ def test_a_port_that_is_taken_or_not_there(cli: Cli) -> None:
             done = cli("serve", "--port", port)
             assert done.code == 2
             assert "cannot listen at 127.0.0.1:" in done.err and why in done.err
+
+
+def test_it_ends_whatever_computes(launch: Launch) -> None:
+    """A thread that does not end, as of a grammar that is too large, keeps the process for no more
+    than ten seconds."""
+    process, url = launch("--grace", "0", before=ENDLESS)
+    assert httpx.get(f"{url}/models").status_code == 200
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(40) == 143
+    assert time.monotonic() - began < 10
+
+
+#: Texts that one letter widens, and short ones; of each, as many as a body may have.
+LARGE = (["x" * (limits.TEXT - 99) + "漢"] * 3, ["1" * 12] * 10**6)
+
+
+@pytest.mark.parametrize("prompts", LARGE, ids=["long", "short"])
+def test_the_largest_bodies_take_ten_times_their_bytes(launch: Launch, prompts: list[str]) -> None:
+    """At most, and are refused."""
+    process, url = launch("--threads", "1")
+    a_long_stream(url).close()
+    status = Path(f"/proc/{process.pid}/status")
+
+    def figure(name: str) -> int:
+        return int(
+            next(line for line in status.read_text().splitlines() if name in line).split()[1]
+        )
+
+    data = json.dumps({"prompt": prompts}, ensure_ascii=False).encode()
+    headers, before = {"content-type": "application/json"}, figure("VmRSS")
+    got = httpx.post(f"{url}/completions", content=data, headers=headers, timeout=60)
+    assert got.status_code == 400
+    assert figure("VmHWM") - before < 10 * len(data) / 1024

@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.errors import FatalDecodeError
 
 from .conftest import NAME, Running
 from .support import QUESTIONS, alone, chat, chat_tokens
@@ -153,7 +154,7 @@ def test_one_that_fails(shared: Running, monkeypatch: pytest.MonkeyPatch) -> Non
     """Before it has a place, and in a stream, whose last event says why."""
 
     def fail() -> Any:
-        raise RuntimeError("no more")
+        raise FatalDecodeError("no more")
 
     with monkeypatch.context() as patch:
         patch.setattr(shared.generator._loop, "step", fail)

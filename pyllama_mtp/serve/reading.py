@@ -1,0 +1,105 @@
+"""From the bytes of a request to its parameters, within the bounds of :mod:`.limits`, and not on
+the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from . import limits
+from .bodies import ApiError, bad_request
+
+Parsed = TypeVar("Parsed")
+
+#: nginx's status for a request whose client went away.
+GONE = 499
+#: Bytes that are counted at once; other threads take turns between two calls of C.
+PART = 1 << 18
+
+
+def decode(data: bytes | bytearray) -> Any:
+    """The JSON value of a body.
+
+    Raises:
+        ApiError: 400: the body is not JSON, has a lone surrogate, or more values than allowed.
+    """
+    _check_size(data)
+    try:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from None
+
+
+def _check_size(data: bytes | bytearray) -> None:
+    """Raise ApiError: 400: more values, keys or escapes than allowed, or too long a text."""
+    n_values = n_keys = n_escapes = 0
+    inside, is_text, skip = False, False, 0  # in a string; of more than ASCII; an escape goes on
+    n_bytes = 0  # of the string so far
+    for start in range(0, len(data), PART):
+        part = bytes(data[start + skip : start + PART])
+        n_escapes += part.count(b"\\")
+        part = part.replace(b"\\\\", b"")
+        skip = int(part.endswith(b"\\"))
+        pieces = part.replace(b'\\"', b"").split(b'"')
+        between = b"".join(pieces[inside::2])
+        n_keys += sum(map(between.count, (b"[", b"{", b":")))
+        n_values += between.count(b",") + between.count(b"[") + between.count(b"{")
+        if inside:
+            n_bytes, is_text = n_bytes + len(pieces[0]), is_text or not pieces[0].isascii()
+            _bound("bytes in a text", n_bytes if is_text else 0, limits.TEXT)
+        inside ^= len(pieces) % 2 == 0
+        if len(pieces) > 1:
+            n_bytes, is_text = len(pieces[-1]), not pieces[-1].isascii()
+        _bound("values", n_values, limits.VALUES)
+        _bound("lists, objects and keys", n_keys, limits.KEYS)
+        _bound("escapes", n_escapes, limits.ESCAPES)
+
+
+def _bound(what: str, n: int, most: int) -> None:
+    if n > most:
+        raise bad_request(f"the body has more than {most:,} {what}", code="body_too_large")
+
+
+class Reader:
+    """Reads the bodies of requests. Large ones are parsed one after the other, so that small ones
+    find a thread, and the event loop its turn."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes of a body."""
+        self._most, self._n_bytes = most, 0
+        self._small = ThreadPoolExecutor(4, "pyllama-mtp bodies")
+        self._large = ThreadPoolExecutor(1, "pyllama-mtp large bodies")
+
+    async def read(self, request: Request, parse: Callable[[Any], Parsed]) -> Parsed:
+        """What `parse` makes of a body. Its type must be application/json, which a page in a
+        browser cannot send to another origin without permission.
+
+        Raises:
+            ApiError: 413, 415, 400, or 503: there is no room for large bodies.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            why = f"the body is {kind or 'nothing'}; send Content-Type: application/json"
+            raise ApiError(415, why)
+        data = bytearray()
+        try:
+            async for part in request.stream():
+                data += part
+                self._n_bytes += len(part)
+                if len(data) > self._most:
+                    raise ApiError(413, f"the body has more than {self._most} bytes; send less")
+                if len(data) > limits.SMALL and self._n_bytes > limits.BODIES:
+                    why = "there are too many large requests; try again later"
+                    raise ApiError(503, why, code="queue_full", headers={"Retry-After": "2"})
+            threads = self._large if len(data) > limits.SMALL else self._small
+            call = asyncio.get_running_loop().run_in_executor
+            return await call(threads, lambda: parse(decode(data)))
+        except ClientDisconnect:
+            raise ApiError(GONE, "the client went away before it had sent the body") from None
+        finally:
+            self._n_bytes -= len(data)
