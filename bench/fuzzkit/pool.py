@@ -151,7 +151,8 @@ class Pool:
 
     def _outcome(self, case: Case) -> Outcome:
         worker = self._worker()
-        edits = worker.process.submit(_edits, case).result(START_S)  # reads the base, the first time
+        start = worker.process.submit(_edits, case)
+        edits = start.result(START_S)  # reads the base, the first time
         try:
             outcome, peak_mib = worker.process.submit(_run, case).result(self._limits.seconds)
             if outcome.outcome != FINDING and peak_mib <= self._limits.peak_mib:

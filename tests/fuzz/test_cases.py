@@ -8,11 +8,11 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import fuzz
 import pytest
 from fuzzkit.cases import ENDED, FINDING, FORGED, KINDS, NATIVE, REFUSED, WORKS, Cases
-from fuzzkit.document import apply, read_document
 from fuzzkit.pool import Case, Limits, Pool
 
 from pyllama_mtp.llama import native
