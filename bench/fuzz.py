@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Damaged and hostile files: does every one end in a clean error, or work?
 
-    python bench/fuzz.py                   # 10,000 models, 4,000 of several files, 2,000 of others
+    python bench/fuzz.py                   # 10,000 models, 4,000 of several files, 3,000 of others
     python bench/fuzz.py --seed 7 --count model=500     # other cases, fewer of them
     python bench/fuzz.py --seed 7 --only model:123      # one case again: its edits and its end
     python bench/fuzz.py --base FILE.gguf --count 2000  # copies of another small model
@@ -9,10 +9,11 @@
 Worker processes load changed copies of the demo model and generate a few tokens with MTP. The
 changes concern header, metadata, tensor table, length, single bits, types, counts, strings, shapes
 and weights. Other copies have their MTP head in a file of its own, or are split into parts, and one
-of the files is changed. Files of processed prompts and of image encoders are changed, too. Each
+of the files is changed. So are files of processed prompts, of image encoders and of images. Each
 case has limits of address space, memory and time. A finding is the end of a process, an exception
-of another package, or a limit exceeded: it is printed with the options that repeat it, and the exit
-code is 1. Cases depend on the seed only. Ctrl-C ends the run early, with a summary.
+of another package, a limit exceeded, or a damaged prompt that goes on in another way: it is printed
+with the options that repeat it, and the exit code is 1. Cases depend on the seed only. Ctrl-C ends
+the run early, with a summary.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    usual = "model=10000,head=2000,split=2000,prompt=1000,mmproj=1000"
+    usual = "model=10000,head=2000,split=2000,prompt=1000,mmproj=1000,image=1000"
     add("--count", default=usual, help="how many (default: %(default)s); a number is of models")
     add("--seed", type=int, default=1, help="which cases (default: %(default)s)")
     add("--only", metavar="KIND:INDEX", help="one case of that seed, with its edits")

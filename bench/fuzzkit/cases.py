@@ -3,8 +3,10 @@
 Any exception but a :class:`PyllamaMtpError` is a finding. So are the end of the process and limits
 exceeded, which the pool notices.
 
-Of a processed prompt the states are edited, with their checksums made right again, as whoever means
-harm would; tests/unit/test_promptfile.py holds the rest of the file.
+Half of the files of processed prompts are damaged: what is accepted of them must go on as the text
+that the file names does without it. Of the others the states are edited, with their checksums made
+right again, as a forger would. No checksum tells that a state is not the text's, so the text may
+then be another, which is counted; the session must give the right text afterwards.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from fuzzkit.document import Document, Edit, apply, apply_bytes, read_document, split
 from fuzzkit.models import Mutator, byte_edits, number
 from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
-from pyllama_mtp.errors import NoMtpHeadError, PromptFileError
+from pyllama_mtp.errors import NoMtpHeadError, PromptFileError, UsageError
+from pyllama_mtp.images import FORMATS, ImageSource
 from pyllama_mtp.llama import trial
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 from pyllama_mtp.models.ggufinfo import validate_model_file
@@ -34,20 +38,23 @@ from pyllama_mtp.promptfile import HEADER
 
 #: Models: in one file, with the MTP head in another file, split into parts. Then files of ours.
 MODELS = ("model", "head", "split")
-KINDS = (*MODELS, "prompt", "mmproj")
-REFUSED, NATIVE, ENDED, LATER, WORKS, FINDING = (
+KINDS = (*MODELS, "prompt", "mmproj", "image")
+REFUSED, NATIVE, ENDED, LATER, FORGED, WORKS, FINDING = (
     "refused by the validator",
     "refused by llama.cpp, with an error",
     "ended the process that tries it first",
     "loaded, refused later with an error",
+    "forged, and another text",
     "loaded and generated",
     "finding",
 )
-OUTCOMES = (REFUSED, NATIVE, ENDED, LATER, WORKS, FINDING)
+OUTCOMES = (REFUSED, NATIVE, ENDED, LATER, FORGED, WORKS, FINDING)
 SETTINGS = Settings(n_ctx=128, n_threads=1, n_batch=32, n_ubatch=32, draft_n_max=2)
 PROMPT = "def add(a, b):\n    return"
 N_GENERATED = 4
 PICTURE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8)
+#: Bytes of an image at whose front its size and its tables are.
+IMAGE_FRONT = 700
 N_PARTS = 2
 #: Seconds for the process that first tries a file of another architecture than the demo's.
 TRIAL_S = 15.0
@@ -72,6 +79,12 @@ class Cases:
         """The edits of a case; of several files the first edit tells which one is changed."""
         if kind == "prompt":
             return self._prompt_edits(random.Random(seed))
+        if kind == "image":
+            rng = random.Random(seed)
+            return [
+                {"op": "format", "name": FORMATS[seed % len(FORMATS)]},
+                *byte_edits(rng, IMAGE_FRONT),
+            ]
         mutators = self._mutators(kind)
         which = seed % len(mutators)
         edits = mutators[which].edits(seed)
@@ -82,6 +95,9 @@ class Cases:
         written: dict[Path, bytes] = {}
         if kind == "prompt":
             written[self.folder / "case.bin"] = self._edited_prompt(edits)
+        elif kind == "image":
+            picture = self._pictures[edits[0]["name"]]
+            written[self.folder / "case.bin"] = apply_bytes(picture, edits[1:])
         else:
             which = 0
             if edits and edits[0]["op"] == "file":
@@ -95,7 +111,9 @@ class Cases:
         try:
             if kind in MODELS:
                 return run_model(path, others[0] if kind == "head" else None)
-            return self._run_prompt(path) if kind == "prompt" else self._run_encoder(path)
+            if kind == "prompt":
+                return self._run_prompt(path, edits)
+            return self._run_image(path) if kind == "image" else self._run_encoder(path)
         except PyllamaMtpError:
             raise
         except Exception:
@@ -135,7 +153,7 @@ class Cases:
 
     @cached_property
     def _session(self) -> Session:
-        return Session(self._model, SETTINGS)
+        return Session(self._model, settings_of(self._model))
 
     @cached_property
     def _sections(self) -> dict[str, bytes]:
@@ -150,12 +168,14 @@ class Cases:
     @cached_property
     def _expected(self) -> list[int]:
         self._session.reset()
-        return self._session.generate(PROMPT, max_tokens=N_GENERATED).run().tokens
+        return self._generated(PROMPT)
 
     # -- processed prompts ---------------------------------------------------------------------
 
     def _prompt_edits(self, rng: random.Random) -> list[Edit]:
-        """Of bytes of the states, or of a number, near the front more often than not."""
+        """Of bytes of the file; or of the states: of bytes or a number, often near the front."""
+        if rng.random() < 0.5:
+            return byte_edits(rng, 200)
 
         def one() -> Edit:
             name = rng.choice([name for name in self._sections if name != HEADER])
@@ -172,32 +192,72 @@ class Cases:
     def _edited_prompt(self, edits: list[Edit]) -> bytes:
         found = dict(self._sections)
         for edit in edits:
-            found[edit["name"]] = apply_bytes(found[edit["name"]], [edit["edit"]])
+            if edit["op"] == "section":
+                found[edit["name"]] = apply_bytes(found[edit["name"]], [edit["edit"]])
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w") as archive:
             for name, data in found.items():
                 archive.writestr(zipfile.ZipInfo(name), data)
-        return file.getvalue()
+        return apply_bytes(file.getvalue(), edits)
 
-    def _run_prompt(self, path: Path) -> Result:
-        """Restore and go on; whatever came of it, the session must still give the right text."""
+    def _generated(self, prompt: str | list[int]) -> list[int]:
+        return self._session.generate(prompt, max_tokens=N_GENERATED, ignore_eos=True).run().tokens
+
+    def _run_prompt(self, path: Path, edits: list[Edit]) -> Result:
+        """Restore, go on after the tokens that the file names, go back; both again without it."""
         result = Result(WORKS)
         expected = self._expected
         try:
             self._session.reset()
             self._session.restore(path)
-            self._session.generate(PROMPT, max_tokens=N_GENERATED).run()
+            with zipfile.ZipFile(path) as archive:
+                named = np.frombuffer(archive.read("tokens"), "<i4").tolist()
+            prompts = [*named, *self._model.tokenize(PROMPT)], PROMPT
+            got, right = [self._generated(prompt) for prompt in prompts], [list[int](), expected]
+            self._session.reset()
+            right[0] = self._generated(prompts[0])
+            if got != right:
+                told = f"after the tokens {named} it writes {got}, not {right}"
+                forged = any(edit["op"] == "section" for edit in edits)
+                result = Result(FORGED if forged else FINDING, told)
         except PromptFileError as error:
             result = Result(REFUSED, str(error))
         except PyllamaMtpError as error:
             result = Result(LATER, str(error))
         self._session.reset()
-        got = self._session.generate(PROMPT, max_tokens=N_GENERATED).run().tokens
-        if got != expected:
+        if (got := self._generated(PROMPT)) != expected:
             return Result(FINDING, f"afterwards the session gives {got}, not {expected}")
         return result
 
-    # -- image encoders and models -------------------------------------------------------------
+    # -- images, their encoders, and models ----------------------------------------------------
+
+    @cached_property
+    def _pictures(self) -> dict[str, bytes]:
+        """PICTURE as a file of each format."""
+        files = {name: io.BytesIO() for name in FORMATS}
+        for name, file in files.items():
+            Image.fromarray(PICTURE).save(file, name)
+        return {name: file.getvalue() for name, file in files.items()}
+
+    @cached_property
+    def _vision(self) -> Vision:
+        encoder = write_synthetic_mmproj(
+            self.folder / "whole-mmproj.gguf", self._model.n_embd_inp, force=True
+        )
+        return Vision(self._model, encoder, n_threads=1)
+
+    def _run_image(self, path: Path) -> Result:
+        """Go on after the image."""
+        try:
+            return self._see(self._vision, path)
+        except UsageError as error:
+            return Result(REFUSED, str(error))
+
+    def _see(self, vision: Vision, picture: ImageSource) -> Result:
+        prompt = vision.prompt(f"{IMAGE_MARKER} {PROMPT}", [picture])
+        if len(prompt) < SETTINGS.n_ctx:
+            self._session.generate(prompt, max_tokens=N_GENERATED).run()
+        return Result(WORKS)
 
     def _run_encoder(self, path: Path) -> Result:
         """Load it, and go on after an image."""
@@ -208,12 +268,14 @@ class Cases:
             return _refused(error)
         with vision:
             try:
-                prompt = vision.prompt(f"{IMAGE_MARKER} {PROMPT}", [PICTURE])
-                if len(prompt) < SETTINGS.n_ctx:
-                    self._session.generate(prompt, max_tokens=N_GENERATED).run()
+                return self._see(vision, PICTURE)
             except PyllamaMtpError as error:
                 return Result(LATER, str(error))
-        return Result(WORKS)
+
+
+def settings_of(model: Model) -> Settings:
+    """SETTINGS, with drafts if the model has a head."""
+    return SETTINGS if model.has_mtp else replace(SETTINGS, draft_n_max=0)
 
 
 def run_model(path: Path, head: Path | None = None) -> Result:
@@ -246,9 +308,8 @@ def _refused(error: PyllamaMtpError) -> Result:
 
 
 def _generate(model: Model) -> Result:
-    settings = SETTINGS if model.has_mtp else replace(SETTINGS, draft_n_max=0)
     prompt: Any = model.tokenize(PROMPT) or [0]
-    with Session(model, settings) as session:
+    with Session(model, settings_of(model)) as session:
         answer = session.generate(prompt, max_tokens=N_GENERATED, ignore_eos=True).run()
     if len(answer.tokens) != N_GENERATED:
         return Result(FINDING, f"{len(answer.tokens)} tokens: {answer.finish_reason}")

@@ -30,7 +30,7 @@ SCALARS |= {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 _U16, _I32 = 2, 5
 ALIGNMENT = 32
-#: Files are cut to this size: full disks are not tested here.
+#: Files that edits have made larger are cut to this size: full disks are not tested here.
 MOST_BYTES = 64 << 20
 #: Numbers of so many elements of an array can be edited by their place.
 _SOME = 8
@@ -212,7 +212,7 @@ def apply_bytes(data: bytes | bytearray, edits: list[Edit]) -> bytes:
             del out[at : at + edit["n"] if "n" in edit else None]
         elif edit["op"] == "insert":
             out[at:at] = text
-    return bytes(out[:MOST_BYTES])
+    return bytes(out[: max(MOST_BYTES, len(data))])
 
 
 def _bytes(value: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fuzz
 import pytest
-from fuzzkit.cases import ENDED, FINDING, KINDS, NATIVE, REFUSED, WORKS, Cases
+from fuzzkit.cases import ENDED, FINDING, FORGED, KINDS, NATIVE, REFUSED, WORKS, Cases
 from fuzzkit.pool import Case, Limits, Pool
 
 from pyllama_mtp.llama import native
@@ -27,7 +27,7 @@ JOBS = 2
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "n"),
-    [("model", 240), ("head", 60), ("split", 60), ("prompt", 40), ("mmproj", 30)],
+    [("model", 240), ("head", 60), ("split", 60), ("prompt", 40), ("mmproj", 30), ("image", 40)],
 )
 def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path) -> None:
     with Pool(demo_file, JOBS) as pool:
@@ -54,6 +54,19 @@ def test_what_llama_cpp_stops_at_in_other_architectures(arch: str, tmp_path: Pat
     assert len(outcomes) == len(cases)
     (first,) = [o for o in outcomes if o.case.edits]
     assert first.outcome in (ENDED, NATIVE)
+
+
+def test_another_text_is_a_finding_unless_a_state_is_forged(
+    demo_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = Cases(demo_file, tmp_path)
+    assert cases.run("prompt", []).outcome == WORKS
+    numbers = {"op": "bytes", "at": 43004, "text": "\x00\x00\x20\x46", "times": 1000}
+    edits: list[dict[str, Any]] = [{"op": "section", "name": "target", "edit": numbers}]
+    assert cases.run("prompt", edits).outcome == FORGED
+    forged = cases._edited_prompt(edits)
+    monkeypatch.setattr(Cases, "_edited_prompt", lambda *_: forged)
+    assert cases.run("prompt", []).outcome == FINDING
 
 
 def test_a_seed_is_a_case(demo_file: Path, tmp_path: Path) -> None:
