@@ -70,7 +70,7 @@ class Answer:
     last: float = 0.0
     longest: float = 0.0
     n: int = 0
-    n_chars: int = 0
+    text: str = ""
     error: str = ""
 
 
@@ -129,7 +129,7 @@ class Load:
         await self.ask(tokens[-LONG:], 1)
         running.cancel()
 
-    async def ask(self, prompt: list[int], n: int) -> None:
+    async def ask(self, prompt: list[int], n: int) -> Answer:
         """Send a request, and note what comes when."""
         answer = Answer(self.now())
         self.answers.append(answer)
@@ -145,6 +145,7 @@ class Load:
                 answer.error = answer.error or f"{answer.n} of {n} tokens"
         except (httpx.HTTPError, ValueError) as error:
             answer.error = repr(error)
+        return answer
 
     def take(self, answer: Answer, event: dict[str, Any]) -> None:
         """Note an event of an answer's stream."""
@@ -154,7 +155,7 @@ class Load:
             now = self.now()
             answer.longest = max(answer.longest, now - answer.last if answer.first else 0.0)
             answer.first, answer.last = answer.first or now, now
-            answer.n_chars += len(choice["text"])
+            answer.text += choice["text"]
         answer.n = (event.get("usage") or {}).get("completion_tokens", answer.n)
 
 
@@ -185,10 +186,10 @@ def figures(cell: dict[str, Any]) -> dict[str, Any]:
     """Figures of a cell, in seconds; of times the median and 95 %."""
     answers, seconds = [Answer(**one) for one in cell["answers"]], cell["seconds"]
     ended = [one for one in answers if one.n and not one.error]
-    per_character = sum(one.n for one in ended) / max(sum(one.n_chars for one in ended), 1)
+    per_character = sum(one.n for one in ended) / max(sum(len(one.text) for one in ended), 1)
     waits = [(one.first or seconds) - one.began for one in answers]
     between = [(one.last - (one.first or 0.0)) / (one.n - 1) for one in ended if one.n > 1]
-    n_tokens = sum(one.n or one.n_chars * per_character for one in answers)
+    n_tokens = sum(one.n or len(one.text) * per_character for one in answers)
     if not cell["clients"]:  # the long prompt, and the answer that it holds up
         waits, answers, n_tokens = waits[1:], answers[:1], np.nan
     return {

@@ -14,8 +14,8 @@ import pytest
 
 def test_answers_that_are_broken_off_count() -> None:
     """With their tokens so far, and with the time that was waited in vain."""
-    whole = load.Answer(began=0, first=2.0, last=6.0, longest=1.5, n=41, n_chars=82)
-    part = load.Answer(began=1, first=4.0, last=9.0, longest=0.5, n_chars=20)
+    whole = load.Answer(began=0, first=2.0, last=6.0, longest=1.5, n=41, text=82 * "x")
+    part = load.Answer(began=1, first=4.0, last=9.0, longest=0.5, text=20 * "x")
     none = load.Answer(began=2)
     failed = load.Answer(began=3, error="503")
     cell = {"clients": 4, "seconds": 10.0, "memory": [2**20, 2**21]}
@@ -40,7 +40,7 @@ def test_cells_that_are_there_are_not_measured_again(
 
     async def measure(side: str, n_clients: int, args: argparse.Namespace) -> dict[str, Any]:
         error = "" if n_clients == 1 else "no answer"
-        answer = asdict(load.Answer(0.0, 1.0, 2.0, 1.0, 10, 20, error))
+        answer = asdict(load.Answer(0.0, 1.0, 2.0, 1.0, 10, "text", error))
         return {"answers": [answer], "memory": [], "seconds": 2.0}
 
     monkeypatch.setattr(load, "measure", measure)
