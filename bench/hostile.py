@@ -121,17 +121,12 @@ BODIES = (
     *(n * b"[" for n in (1000, 1_000_000, LARGEST_BODY, LARGEST_BODY + 1)),
 )
 POST = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n".encode()
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 HTTP = (
-    *(
-        5000 * b"\x00",
-        b"GET /\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01",
-        b"GET " + 70_000 * b"/",
-    ),
-    b"GET /health HTTP/1.1\r\n" + b"".join(b"X-%d: 1\r\n" % i for i in range(5000)) + b"\r\n",
-    POST
-    + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n",
-    POST + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\nx",
+    *(5000 * b"\x00", b"GET /\r\n\r\n", b"\x16\x03\x01\x02", b"GET " + 70_000 * b"/"),
+    b"GET /health HTTP/1.1\r\n" + 5000 * b"X: 1\r\n" + b"\r\n",
+    POST + b"Content-Length: 4\r\n" + CHUNKED + b"0\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+    POST + CHUNKED + b"FFFFFFFFFFFFFFFF\r\nx",
     300 * b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
 )
 
@@ -221,8 +216,8 @@ class Hostile:
             end = await asyncio.wait_for(self.exchange(attack), HOLD_S if hold else PATIENCE_S)
         except asyncio.TimeoutError:
             end = "held" if hold else "no answer"
-        except OSError:
-            end = "closed"
+        except OSError as error:
+            end = "refused" if isinstance(error, ConnectionRefusedError) else "closed"
         self.ends[attack.kind][end] += 1
         if end.startswith("5") or end == "no answer":
             self.examples.setdefault(f"{attack.kind}, {end}", repr(attack.data[:1000])[:500])
@@ -284,9 +279,8 @@ def questions(path: Path, seed: int, n: int, threads: int) -> list[Question]:
             size, at = draw.randint(*PROMPT), draw.randrange(len(tokens) - PROMPT[1])
             prompt = tokens[at : at + size]
             session.reset()
-            run = session.generate(
-                prompt, max_tokens=N_ANSWER, ignore_eos=True, log_ties=True
-            ).run()
+            answer = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True, log_ties=True)
+            run = answer.run()
             ties = [
                 (len(model.detokenize(run.tokens[: tie.index])), model.detokenize([tie.other]))
                 for tie in run.telemetry.near_ties or ()
@@ -388,35 +382,29 @@ def report(
     n_faults = sum(n for end, n in ends.items() if end.startswith("5") and end != "503")
     n_strange = hostile.ends["strange host"]["200"]
     verdicts = ", ".join(f"{n} {verdict}" for verdict, n in honest.verdicts.items())
-    goals = (
-        (not honest.verdicts["wrong"] + honest.verdicts["failed"], f"honest answers: {verdicts}"),
-        (
-            during[1] <= SLOWER * before[1],
-            f"first token, s, median and 95 %: {before[0]:.3f} and {before[1]:.3f} of "
-            f"{len(alone)} alone; {during[0]:.3f} and {during[1]:.3f} of {len(honest.waits)} "
-            f"beside hostile clients: {during[1] / before[1]:.2f} times",
-        ),
-        (
-            last - first <= GROWTH_MIB,
-            f"memory, MiB: {first:.0f} at half of the time, {last:.0f} at its end, "
-            f"{max(honest.memory) / 2**20:.0f} at most",
-        ),
-        (slow <= HEALTH_S, f"/health, s: {usual:.3f}, 99 % {slow:.3f}, longest {slowest:.3f}"),
-        (not n_faults, f"statuses of 500 and above: {n_faults}"),
-        (not n_strange, f"answers for a strange host: {n_strange}"),
-        (not n_left, f"processes that SIGTERM has left: {n_left} after {ended_s:.1f} s"),
-    )
+    goals = {
+        f"honest answers: {verdicts}": not honest.verdicts["wrong"] + honest.verdicts["failed"],
+        f"first token, s, median and 95 %: {before[0]:.3f} and {before[1]:.3f} of {len(alone)} "
+        f"alone; {during[0]:.3f} and {during[1]:.3f} of {len(honest.waits)} beside hostile clients:"
+        f" {during[1] / before[1]:.2f} times": during[1] <= SLOWER * before[1],
+        f"memory, MiB: {first:.0f} at half of the time, {last:.0f} at its end, {max(half):.0f} at "
+        "most": last - first <= GROWTH_MIB,
+        f"/health, s: {usual:.3f}, 99 % {slow:.3f}, longest {slowest:.3f}": slow <= HEALTH_S,
+        f"statuses of 500 and above: {n_faults}": not n_faults,
+        f"answers for a strange host: {n_strange}": not n_strange,
+        f"processes that SIGTERM has left: {n_left} after {ended_s:.1f} s": not n_left,
+    }
     rows = [
         [kind, str(of.total()), ", ".join(f"{n} {end}" for end, n in of.most_common())]
         for kind, of in sorted(hostile.ends.items())
     ]
     print("\n".join(header_lines(header(native.load().stamp))), end="\n\n")
     print("\n".join(markdown_table(["hostile", "requests", "status"], rows)), end="\n\n")
-    for met, words in goals:
+    for words, met in goals.items():
         print(f"- {'' if met else 'MISSED: '}{words}")
     for example in [*honest.examples[:5], *(f"{k}: {v}" for k, v in hostile.examples.items())]:
         print(f"    {example}")
-    return all(met for met, _ in goals)
+    return all(goals.values())
 
 
 def main(argv: list[str] | None = None) -> int:
