@@ -31,8 +31,8 @@ from fuzzkit.document import Edit
 
 #: Cases after which a worker is replaced, so that no case is blamed for the leaks of others.
 LIFE = 400
-#: Seconds in which a process has to start and to load the library, with its first case.
-START_S = 30.0
+#: Seconds in which a process has to start and to load the library, or to read the base.
+START_S = 120.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1", "MALLOC_ARENA_MAX": "2"}
 
 
@@ -152,6 +152,7 @@ class Pool:
     def _outcome(self, case: Case) -> Outcome:
         worker = self._worker()
         try:
+            worker.process.submit(_edits, case).result(START_S)  # the first one reads the base
             outcome, peak_mib = worker.process.submit(_run, case).result(self._limits.seconds)
             if outcome.outcome != FINDING and peak_mib <= self._limits.peak_mib:
                 return outcome
