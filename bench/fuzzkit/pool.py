@@ -154,6 +154,7 @@ class Pool:
         start = worker.process.submit(_edits, case)
         edits = start.result(START_S)  # reads the base, the first time
         try:
+            worker.process.submit(_edits, case).result(START_S)  # the first one reads the base
             outcome, peak_mib = worker.process.submit(_run, case).result(self._limits.seconds)
             if outcome.outcome != FINDING and peak_mib <= self._limits.peak_mib:
                 return outcome
