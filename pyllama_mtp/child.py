@@ -11,7 +11,6 @@ import fcntl
 import importlib
 import json
 import os
-import pickle
 import resource
 import select
 import signal
@@ -66,11 +65,21 @@ def last_words(said: str, most: int = 2000) -> str:
 MEMORY = 1 << 30
 #: Seconds of computing after which a call that goes on gives way to everything else.
 PATIENCE_S = 0.5
+#: A call that goes on beside others may take so many times as long as it may compute.
+SLOWEST = 10
+#: Seconds that a call waits for a worker while others have them all.
+WAIT_S = 5.0
+#: A worker's exit code when its memory is at an end.
+NO_MEMORY = 1
 _LENGTH = struct.Struct("=Q")
 
 
 class CallError(Exception):
     """A call of a worker has no result; the message says why."""
+
+
+class BusyError(CallError):
+    """No worker could be had; the next call may have a result."""
 
 
 class Workers:
@@ -82,10 +91,10 @@ class Workers:
 
     def __init__(self, function: str, seconds: float, memory: int = MEMORY, most: int = 4) -> None:
         """Args:
-        function: "MODULE:NAME"; its result goes through JSON.
+        function: "MODULE:NAME"; its arguments and its result go through JSON.
         seconds: of computing, in which a call must end; time in which others compute is free.
         memory: see :data:`MEMORY`.
-        most: workers at once; a further call waits.
+        most: workers at once; a further call waits, for :data:`WAIT_S` at most.
         """
         self.function, self.seconds, self.memory, self._most = function, seconds, memory, most
         self._forget()
@@ -102,67 +111,82 @@ class Workers:
 
         Raises:
             CallError: the call takes too long or too much memory, the function has raised an
-                exception, or no process can be started.
+                exception, no process can be started, or all are busy.
         """
         try:
-            data = pickle.dumps((self.seconds, arguments))
+            data = json.dumps([self.seconds, arguments]).encode()
         except Exception as reason:  # of any class of the caller's
             raise CallError(f"it cannot be handed to another process: {reason}") from None
-        with self._room:
-            worker = self._take()
-            try:
+        if not self._room.acquire(timeout=WAIT_S):
+            raise BusyError(f"{self._most} others are computing; try again later")
+        try:
+            worker, is_new = self._take()
+            answer = self._ask(worker, data)
+            if answer is None and worker.returncode == NO_MEMORY and not is_new:
+                worker, _ = self._take(new=True)  # which has as much as it may have
                 answer = self._ask(worker, data)
-            except BaseException:  # Ctrl-C: the worker would answer too late
-                worker.kill()
-                worker.communicate()
-                raise
-            if worker.returncode is None:
-                self._idle.append(worker)
+        finally:
+            self._room.release()
         if answer is None:
             raise CallError(self._why(worker.returncode))
         if "error" in answer:
             raise CallError(answer["error"])
         return answer["result"]
 
-    def _take(self) -> subprocess.Popen[bytes]:
-        with suppress(IndexError):
-            while True:
+    def _take(self, new: bool = False) -> tuple[subprocess.Popen[bytes], bool]:
+        """A worker that waits, if not `new`, or a new one; and whether it is new."""
+        while self._idle and not new:
+            with suppress(IndexError):  # another thread has taken it
                 worker = self._idle.pop()
                 if worker.poll() is None:
-                    return worker
+                    return worker, False
+        request = {"function": self.function, "memory": self.memory}
         try:
-            return subprocess.Popen(
-                command(
-                    f"{__name__}:answer_calls", {"function": self.function, "memory": self.memory}
-                ),
+            worker = subprocess.Popen(
+                command(f"{__name__}:answer_calls", request),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for its parent
             )
-        except OSError as reason:
-            raise CallError(f"no process can be started: {reason}") from None
+        except (OSError, TypeError) as reason:  # TypeError: this Python does not know its program
+            raise BusyError(f"no process can be started: {reason}") from None
+        assert worker.stdout
+        if _receive(worker.stdout) is None:
+            worker.communicate()
+            raise BusyError("a process has ended at its start")
+        return worker, True
 
     def _ask(self, worker: subprocess.Popen[bytes], data: bytes) -> Any:
-        """The answer; None: the worker has ended instead. A slow one is ended after its answer."""
+        """The answer; None: the worker has ended instead. One that was fast enough is kept."""
         assert worker.stdin and worker.stdout
-        with suppress(BrokenPipeError):
-            _send(worker.stdin, data)
-        slow, began = False, _computed_s(worker.pid)
-        while not (slow or select.select([worker.stdout], [], [], PATIENCE_S)[0]):
-            if slow := _computed_s(worker.pid) - began > PATIENCE_S:
-                os.setpriority(os.PRIO_PROCESS, worker.pid, 19)  # it cannot be raised again
-        answer = _receive(worker.stdout)
-        if answer is None:
-            worker.wait()
-        elif slow:
-            worker.kill()
-        if answer is None or slow:
-            worker.communicate()
+        slow, answer = True, None
+        try:
+            began = _computed_s(worker.pid)
+            with suppress(BrokenPipeError):
+                _send(worker.stdin, data)
+            said = select.poll()  # not select.select, which knows 1,024 files
+            said.register(worker.stdout, select.POLLIN)
+            slow = False
+            while not (slow or said.poll(1000 * PATIENCE_S)):
+                if slow := _computed_s(worker.pid) - began > PATIENCE_S:
+                    os.setpriority(os.PRIO_PROCESS, worker.pid, 19)  # it cannot be raised again
+            if not slow or said.poll(1000 * SLOWEST * self.seconds):
+                answer = _receive(worker.stdout)
+        except BaseException:  # Ctrl-C: the worker would answer too late
+            slow = True
+            raise
+        finally:
+            if answer is not None and not slow:
+                self._idle.append(worker)
+            else:
+                if slow:
+                    worker.kill()
+                worker.communicate()
         return None if answer is None else json.loads(answer)
 
     def _why(self, code: int) -> str:
-        if code == -signal.SIGPROF:
+        if code in (-signal.SIGPROF, -signal.SIGKILL):
             return f"it computes for more than {self.seconds:g} s"
         return f"it takes more than {self.memory >> 20} MiB of memory, or ends the process ({code})"
 
@@ -208,14 +232,15 @@ def answer_calls(request: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_DFL)
     fcntl.fcntl(calls, fcntl.F_SETOWN, os.getpid())
     waits = fcntl.fcntl(calls, fcntl.F_GETFL)
+    _send(answers, b"ready")
     while (data := _receive(calls)) is not None:
         fcntl.fcntl(calls, fcntl.F_SETFL, waits | os.O_ASYNC)
         try:
-            seconds, arguments = pickle.loads(data)
+            seconds, arguments = json.loads(data)
             signal.setitimer(signal.ITIMER_PROF, seconds)
             answer = json.dumps({"result": function(*arguments)})
         except MemoryError:
-            os._exit(1)
+            os._exit(NO_MEMORY)
         except Exception as error:
             answer = json.dumps({"error": str(error) or type(error).__name__})
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from .child import CallError, Workers
+from .child import BusyError, CallError, Workers
 from .errors import InsufficientMemoryError, UsageError, refusal
 
 Value = TypeVar("Value")
@@ -40,7 +40,7 @@ WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 MOST_SECONDS, MOST_STATES = 2.0, 50_000
 #: Seconds that llama.cpp may compute for GBNF until the first token: its time, and that of each
 #: token, grow with the square of what may come next.
-MOST_GBNF_S = 0.1
+MOST_GBNF_S = 0.5
 
 workers = Workers(f"{__name__}:check_here", MOST_SECONDS, STACK + (1 << 30))
 gbnf_workers = Workers("pyllama_mtp.sampling.gbnf:check_here", MOST_GBNF_S)
@@ -128,7 +128,11 @@ class Grammar:
             raise UsageError(f"{self._name} has more than {DEPTH} parentheses open at once")
         if self.kind != "gbnf":
             require_llguidance()
-        if reason := _fault(self.kind, self.source):
+        try:
+            reason = _fault(self.kind, self.source)
+        except BusyError as error:
+            reason = str(error)
+        if reason:
             raise self.refused(reason)
 
     @classmethod
@@ -207,6 +211,8 @@ def _fault(kind: str, source: str) -> str:
     """Why a grammar cannot be used; "": it can."""
     try:
         return str(gbnf_workers.call(source) if kind == "gbnf" else workers.call(kind, source))
+    except BusyError:
+        raise  # and is not remembered
     except CallError as reason:
         return str(reason)
 

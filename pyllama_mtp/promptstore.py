@@ -40,6 +40,8 @@ MIB = 1 << 20
 SUFFIX = ".prompt"
 #: Of files that a store has written; see :meth:`PromptStore._name`.
 OWN_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.prompt")
+#: Of files that were not written to the end, and seconds after which nobody goes on with one.
+PART, PART_S = re.compile(r"\.[0-9a-f]{16}\.part"), 3600.0
 #: Most texts whose files are being written; each is in memory until then.
 MOST_WRITES = 2
 #: Seconds after a change in which a folder may change again without a new time.
@@ -118,6 +120,10 @@ class PromptStore:
         for path, state in self._files():
             if state.st_uid == os.geteuid() and state.st_mode & 0o077:
                 path.chmod(0o600)
+        for path in folder.iterdir():
+            with suppress(OSError):  # of a process that was ended while it wrote
+                if PART.fullmatch(path.name) and time.time() - path.lstat().st_mtime > PART_S:
+                    path.unlink()
         state = folder.stat()
         if state.st_mode & stat.S_IWOTH:
             raise UsageError(

@@ -151,10 +151,9 @@ class Pool:
 
     def _outcome(self, case: Case) -> Outcome:
         worker = self._worker()
-        start = worker.process.submit(_edits, case)
-        edits = start.result(START_S)  # reads the base, the first time
+        edits = list[Edit]()
         try:
-            worker.process.submit(_edits, case).result(START_S)  # the first one reads the base
+            edits = worker.process.submit(_edits, case).result(START_S)  # the first reads the base
             outcome, peak_mib = worker.process.submit(_run, case).result(self._limits.seconds)
             if outcome.outcome != FINDING and peak_mib <= self._limits.peak_mib:
                 return outcome
@@ -167,4 +166,5 @@ class Pool:
             fatal = re.search(r"^Fatal Python error: .*", words, re.M)  # then a trace follows
             detail = f"the process ended: {words[: fatal.end() if fatal else None][-1500:]}"
         worker.n_left = 0  # it may not be what it was
+        edits = edits or self._worker().process.submit(_edits, case).result(START_S)
         return Outcome(case, FINDING, detail, edits)

@@ -6,7 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -220,14 +220,16 @@ class Model(Owned, OfThisProcess):
         """To be called before weights are used: the system ends a process that reads beyond the end
         of a mapped file (SIGBUS). Raises ModelFileError: a file has become shorter."""
         for name, before in self._mapped:
-            with suppress(FileNotFoundError):  # its data stay as long as they are mapped
+            try:
                 now = Path(name).stat()
-                if os.path.samestat(now, before) and now.st_size < before.st_size:
-                    raise ModelFileError(
-                        f"{name} has become shorter while it was in use: load it again; other "
-                        "programs may replace a model file, but must not write into it",
-                        name,
-                    )
+            except OSError:  # it is gone, or hidden; its data stay as long as they are mapped
+                continue
+            if os.path.samestat(now, before) and now.st_size < before.st_size:
+                raise ModelFileError(
+                    f"{name} has become shorter while it was in use: load it again; other "
+                    "programs may replace a model file, but must not write into it",
+                    name,
+                )
 
     def _connect(self) -> list[Any]:
         """Connect to the workers: their devices."""

@@ -50,15 +50,21 @@ XTC_SEED = 0x9E3779B9
 NO_TOKEN = "the grammar or the logit biases exclude every token"
 
 
-#: Seconds that a grammar may compute for a token, as all sequences wait for it; and by how much it
-#: may exceed them in all, if it is not faster for other tokens.
-MOST_STEP_S, MOST_LATE_S = 0.05, 0.2
+#: Seconds that a grammar may compute for a token, as all sequences wait for it. llama.cpp asks GBNF
+#: for each token of the vocabulary if need be, and in one time with the rest of the chain.
+MOST_STEP_S, MOST_GBNF_STEP_S = 0.05, 0.5
+#: So many times as long it may be late in all, if it is not faster for other tokens.
+MOST_LATE = 4
 
 
 class Pace:
     """How long a grammar computes in this thread: llguidance has limits, llama.cpp has none."""
 
     _late_s = 0.0
+
+    def __init__(self, most_s: float) -> None:
+        """`most_s`: seconds for a token."""
+        self.most_s = most_s
 
     @contextmanager
     def step(self, budget_s: float = 0.0) -> Iterator[None]:
@@ -69,9 +75,9 @@ class Pace:
 
     def error(self, grammar: Grammar) -> UsageError | None:
         """Why the answer must end, if so."""
-        if self._late_s <= MOST_LATE_S:
+        if self._late_s <= MOST_LATE * self.most_s:
             return None
-        limit = f"{1000 * MOST_STEP_S:g} ms"
+        limit = f"{1000 * self.most_s:g} ms"
         return grammar.refused(f"it computes for more than {limit} for each token")
 
 
@@ -107,7 +113,7 @@ class Sampler(Owned):
         follows = grammar is not None and grammar.kind != "gbnf"
         self.constrained = follows
         self._constraint = Constraint(model, grammar) if grammar and follows else None
-        self._gbnf, self._pace = None if follows else grammar, Pace()
+        self._gbnf, self._pace = None if follows else grammar, Pace(MOST_GBNF_STEP_S)
         self._chain = None if sampling.plain_greedy else self._build(model, history)
         self.near_ties = near_ties if sampling.plain_greedy else None
         self._tokens = list(history) if sampling.logits_processors else None
@@ -321,7 +327,7 @@ class Sampler(Owned):
                 self._watch(self.near_ties, context, row)
             return context.argmax(row)
         context.check_finite(row)  # the samplers would end the process on a NaN
-        with self._pace.step(MOST_STEP_S) if self._gbnf else nullcontext():
+        with self._pace.step(MOST_GBNF_STEP_S) if self._gbnf else nullcontext():
             token = int(self._lib.pyllama_sample(self._chain, *self._native(context, row)))
         self._check(token)
         return token
@@ -468,7 +474,7 @@ class Constraint:
         """Raises UsageError if the grammar does not fit the vocabulary."""
         self._model, self._grammar = model, grammar
         self._matcher = grammar.matcher(tokenizer(model))
-        self.pace = Pace()
+        self.pace = Pace(MOST_STEP_S)
         self._words = np.zeros(-(-model.n_vocab // 32), dtype="<u4")
         self._known = False  # whether the mask in _words is the next token's
         if self.error:

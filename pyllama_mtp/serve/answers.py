@@ -292,6 +292,7 @@ def tokenize(served: Served, body: TokenizeBody) -> list[int]:
         messages = [message.to_template() for message in body.messages]
         served.check_length(messages)
         return served.chat.prompt(served.model, messages)
+    served.check_length(body.content or "")
     return served.model.tokenize(body.content or "", body.add_special, body.parse_special)
 
 

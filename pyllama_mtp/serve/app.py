@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
@@ -66,6 +67,8 @@ ABSENT = {
     "batches": "batches",
     "fine_tuning": "fine-tuning",
 }
+#: Requests that are prepared at once.
+THREADS = 200
 #: The page to chat with, which may reach this server only.
 PAGE = Path(__file__).with_name("page.html")
 PAGE_POLICY = (
@@ -127,11 +130,15 @@ def build_app(
         largest_body: bytes of a request's body.
     """
     reader = Reader(largest_body)
-    keys = [f"Bearer {api_key}".encode(code, "replace") for code in ("utf-8", "latin-1")]
+    keys = [f"Bearer {api_key}".encode(errors="surrogateescape")]
+    with contextlib.suppress(UnicodeEncodeError):
+        keys.append(f"Bearer {api_key}".encode("latin-1"))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         generator.events = asyncio.get_running_loop()
+        # Some wait for a grammar's worker; others must find a thread meanwhile.
+        current_default_thread_limiter().total_tokens = THREADS
         yield
 
     async def authorized(request: Request) -> None:
@@ -347,6 +354,7 @@ class Server(uvicorn.Server):
 
     Attributes:
         signal: the first signal that came, or None.
+        last: what ends the process, if it has not ended in time after the signal.
     """
 
     def __init__(self, app: FastAPI, generator: Generator, grace_s: float = 0.0) -> None:
@@ -365,6 +373,7 @@ class Server(uvicorn.Server):
         self._generator, self._grace_s = generator, grace_s
         self._most_unfinished = most_unfinished()
         self.signal: int | None = None
+        self.last: threading.Timer | None = None
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; closes late connections once a second."""
@@ -393,9 +402,9 @@ class Server(uvicorn.Server):
         self.signal = sig
         self.should_exit = True
         self._generator.end(self._grace_s)
-        last = threading.Timer(self._grace_s + END_S, os._exit, (128 + sig,))
-        last.daemon = True
-        last.start()
+        self.last = threading.Timer(self._grace_s + END_S, os._exit, (128 + sig,))
+        self.last.daemon = True
+        self.last.start()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -432,6 +441,8 @@ def serve(
         generator.end(0.0)
         rpc.give_up_waiting(native.PATIENCE_S)
         generator.join()
+        if server.last:
+            server.last.cancel()
         rpc.give_up_waiting(math.inf)
         sys.stdout.flush()
     return server.signal

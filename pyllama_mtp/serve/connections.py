@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Files that a server has use for: connections.
 MOST_FILES = 1 << 16
+#: Ends of names that no stranger can own: of this machine, its network, and its containers.
+LOCAL = (".localhost", ".local", ".internal")
 
 
 class Guard:
@@ -40,14 +42,16 @@ class Guard:
         self._app, self._origins = app, origins
         self._hosts = {name.lower() for name in hosts}
         own = socket.gethostname().lower()
-        self._names = {*self._hosts, "localhost", own, f"{own.partition('.')[0]}.local"}
+        self._names = {*self._hosts, "localhost", own, own.partition(".")[0]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 403, or let the application answer."""
-        why = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
+        asks = scope["type"] == "http" and scope["path"] != "/health"
+        why = self._refusal(Headers(scope=scope)) if asks else None
         if why is None:
             await self._app(scope, receive, send)
             return
+        log.info("- %s 403: %s", scope["path"], why)
         body = ApiError(403, why, code="forbidden_host").body()
         await JSONResponse(body, 403)(scope, receive, send)
 
@@ -64,7 +68,7 @@ class Guard:
         return f"pages of the origin {origin!r} are not allowed here; see --cors-origins"
 
     def _is_ours(self, name: str) -> bool:
-        if name in self._names or "*" in self._hosts:
+        if name in self._names or "*" in self._hosts or name.endswith(LOCAL):
             return True
         try:
             ipaddress.ip_address(name)
@@ -76,7 +80,7 @@ class Guard:
 def _name(host: str) -> str:
     """The name in a Host header, without port and brackets; "": there is none."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
         return ""
 
@@ -143,5 +147,5 @@ def close_late(connections: Iterable[object], most: int) -> None:
     ]
     for one in late:
         one.transport.abort()
-    if late:
-        log.warning("%d connections closed: their requests did not arrive in time", len(late))
+    if n := sum(one.n_bytes > 0 for one in late):  # browsers open connections ahead of requests
+        log.warning("%d connections closed: their requests did not arrive in time", n)

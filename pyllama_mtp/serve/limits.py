@@ -8,7 +8,7 @@ from __future__ import annotations
 
 #: Bytes of a body: an image of 24 MB in base64. ``serve --max-body`` sets another bound.
 BODY = 32 << 20
-#: Bytes of all bodies that are being received or parsed. Bodies of up to SMALL bytes always fit.
+#: Bytes of all bodies that are being received or parsed; bodies of up to SMALL may fill twice that.
 BODIES, SMALL = 512 << 20, 1 << 20
 #: Values of a body; of these, lists and objects and their keys; and escapes in strings.
 VALUES, KEYS, ESCAPES = 1 << 20, 1 << 16, 1 << 20

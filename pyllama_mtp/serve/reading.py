@@ -20,6 +20,8 @@ Parsed = TypeVar("Parsed")
 GONE = 499
 #: Bytes that are counted at once; other threads take turns between two calls of C.
 PART = 1 << 18
+#: A mark that some clients begin a body with.
+BOM = b"\xef\xbb\xbf"
 
 
 def decode(data: bytes | bytearray) -> Any:
@@ -30,7 +32,7 @@ def decode(data: bytes | bytearray) -> Any:
     """
     _check_size(data)
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(data[len(BOM) :] if data.startswith(BOM) else data)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
 
@@ -93,7 +95,8 @@ class Reader:
                 self._n_bytes += len(part)
                 if len(data) > self._most:
                     raise ApiError(413, f"the body has more than {self._most} bytes; send less")
-                if len(data) > limits.SMALL and self._n_bytes > limits.BODIES:
+                room = limits.BODIES if len(data) > limits.SMALL else 2 * limits.BODIES
+                if self._n_bytes > room:
                     why = "there are too many large requests; try again later"
                     raise ApiError(503, why, code="queue_full", headers={"Retry-After": "2"})
             threads = self._large if len(data) > limits.SMALL else self._small

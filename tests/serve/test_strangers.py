@@ -105,11 +105,15 @@ def test_large_bodies_are_served(shared: Running) -> None:
         ("[::1]:8080", "http://[::1]:8080", 200),
         ("192.168.0.7", "http://192.168.0.7", 200),
         ("good.example", "https://good.example", 200),
+        ("GOOD.example.:8080", None, 200),
+        ("host.docker.internal:8080", None, 200),
+        ("mybox.local", None, 200),
         ("10.0.0.1", "https://good.example:444", 200),
         ("localhost:1", "http://app.example:3000", 200),
         ("evil.example:8080", None, 403),
         ("evil.example", "http://evil.example", 403),
         ("127.0.0.1.evil.example", None, 403),
+        ("local", None, 403),
         ("[", None, 403),
         ("localhost:1", "http://localhost:3000", 403),
         ("localhost:1", "http://evil.example", 403),
@@ -127,7 +131,14 @@ def test_hosts_and_origins(start: Start, host: str, origin: str | None, status: 
 def test_all_hosts_and_origins(start: Start) -> None:
     server = start(hosts=["*"], origins=["*"])
     headers = {"Host": "any.example", "Origin": "http://other.example"}
-    assert httpx.get(f"{server.url}/health", headers=headers).status_code == 200
+    assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_a_key_that_latin_1_lacks(start: Start) -> None:
+    server = start(api_key="ключ")
+    for key, status in (("ключ", 200), ("????", 401)):
+        headers = {"Authorization": f"Bearer {key}".encode()}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize("code", ["utf-8", "latin-1"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import resource
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ import jinja2
 import jinja2.sandbox
 import pytest
 
-from pyllama_mtp import Sampling
+from pyllama_mtp import Sampling, child
 from pyllama_mtp.child import Workers
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import chat
@@ -256,3 +257,33 @@ def test_what_a_model_file_says(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pyllama_mtp"):
         assert chat.usual_sampling({"general.sampling.top_p": 7.0}) == Sampling(temperature=0.8)
     assert "top_p" in caplog.text
+
+
+def test_many_open_files_are_no_matter(little: Workers) -> None:
+    """Of a server with a thousand connections: numbers of files are then above 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert chat.render("{{ messages[0].content }}", [{"content": "a"}]) == "a"
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_worker_that_kept_too_much_is_replaced(little: Workers) -> None:
+    """A call that has too little memory in a worker that has been used gets a new one."""
+    assert chat.render("a", []) == "a"
+    worker = little._idle[0]
+    most = int(Path(f"/proc/{worker.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(worker.pid, resource.RLIMIT_AS, (most, most))
+    assert chat.render("{% set x = 'a' * 2 ** 23 %}{{ x | length }}", []) == str(2**23)
+    assert little._idle[0].pid != worker.pid
+
+
+def test_calls_that_find_no_worker_end(little: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "WAIT_S", 0.0)
+    little._room = threading.Semaphore(0)
+    with pytest.raises(UsageError, match="others are computing; try again later"):
+        chat.render("a", [])
