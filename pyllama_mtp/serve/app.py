@@ -354,7 +354,6 @@ class Server(uvicorn.Server):
 
     Attributes:
         signal: the first signal that came, or None.
-        last: what ends the process, if it has not ended in time after the signal.
     """
 
     def __init__(self, app: FastAPI, generator: Generator, grace_s: float = 0.0) -> None:
@@ -373,7 +372,6 @@ class Server(uvicorn.Server):
         self._generator, self._grace_s = generator, grace_s
         self._most_unfinished = most_unfinished()
         self.signal: int | None = None
-        self.last: threading.Timer | None = None
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; closes late connections once a second."""
@@ -402,9 +400,9 @@ class Server(uvicorn.Server):
         self.signal = sig
         self.should_exit = True
         self._generator.end(self._grace_s)
-        self.last = threading.Timer(self._grace_s + END_S, os._exit, (128 + sig,))
-        self.last.daemon = True
-        self.last.start()
+        last = threading.Timer(self._grace_s + END_S, os._exit, (128 + sig,))
+        last.daemon = True
+        last.start()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -441,8 +439,6 @@ def serve(
         generator.end(0.0)
         rpc.give_up_waiting(native.PATIENCE_S)
         generator.join()
-        if server.last:
-            server.last.cancel()
         rpc.give_up_waiting(math.inf)
         sys.stdout.flush()
     return server.signal
