@@ -209,26 +209,26 @@ class Model(Owned, OfThisProcess):
         fast = all(map(self._library.few_columns, types))  # on no other CPU than x86
         return fast and self.info.validated and not self.on_gpu
 
-    def _mapped_files(self) -> list[tuple[str, os.stat_result]]:
+    def _mapped_files(self) -> list[tuple[Path, os.stat_result]]:
         """Files whose weights are used where they lie."""
         if self.options.use_mmap is False or self.on_gpu:
             return []
-        names = dict.fromkeys(tensor.file for tensor in self.info.tensors)
-        return [(name, Path(name).stat()) for name in names]
+        paths = map(Path, dict.fromkeys(tensor.file for tensor in self.info.tensors))
+        return [(path, path.stat()) for path in paths]
 
     def refuse_truncated_file(self) -> None:
         """To be called before weights are used: the system ends a process that reads beyond the end
         of a mapped file (SIGBUS). Raises ModelFileError: a file has become shorter."""
-        for name, before in self._mapped:
+        for path, before in self._mapped:
             try:
-                now = Path(name).stat()
+                now = path.stat()
             except OSError:  # it is gone, or hidden; its data stay as long as they are mapped
                 continue
             if os.path.samestat(now, before) and now.st_size < before.st_size:
                 raise ModelFileError(
-                    f"{name} has become shorter while it was in use: load it again; other "
+                    f"{path} has become shorter while it was in use: load it again; other "
                     "programs may replace a model file, but must not write into it",
-                    name,
+                    str(path),
                 )
 
     def _connect(self) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
@@ -135,6 +136,7 @@ class Strict(BaseModel):
         return given
 
     @classmethod
+    @cache  # it is asked for every message, and every part of one
     def names(cls) -> set[str]:
         """All names of the parameters."""
         names = set[str]()
