@@ -32,6 +32,7 @@ from pyllama_mtp.telemetry import Telemetry
 
 from .bodies import ApiError, Body, ChatBody, CompletionBody, TokenizeBody, bad_request
 from .generator import Generator, Job, News
+from .limits import PARAMETERS
 
 #: The API's default of max_tokens for completions; a chat goes on to its end.
 COMPLETION_TOKENS = 16
@@ -292,8 +293,10 @@ def tokenize(served: Served, body: TokenizeBody) -> list[int]:
         messages = [message.to_template() for message in body.messages]
         served.check_length(messages)
         return served.chat.prompt(served.model, messages)
-    served.check_length(body.content or "")
-    return served.model.tokenize(body.content or "", body.add_special, body.parse_special)
+    text = body.content or ""
+    if len(text) > PARAMETERS:  # shorter texts may be counted though they do not fit
+        served.check_length(text)
+    return served.model.tokenize(text, body.add_special, body.parse_special)
 
 
 def _chat_options(served: Served, body: Body) -> ChatOptions:

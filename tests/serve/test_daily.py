@@ -90,6 +90,8 @@ def test_tokens_and_back(shared: Running, demo: Model) -> None:
         assert got["tokens"] == tokens and got["count"] == len(tokens)
     got = shared.post("/tokenize", {"messages": ASK["messages"]}).json()
     assert got["tokens"] == chat_tokens(demo, chat(QUESTIONS[0]))
+    assert shared.post("/tokenize", {"content": 400_000 * "x "}).json()["count"] > 100_000
+    assert shared.post("/tokenize", {"content": 600_000 * "x "}).status_code == 400
     assert shared.post("/detokenize", {"tokens": tokens}).json()["content"] == text
 
 
