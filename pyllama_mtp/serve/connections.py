@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import resource
 import socket
 import time
@@ -17,9 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from . import limits
+from .answers import log, one_line
 from .bodies import ApiError
-
-log = logging.getLogger(__name__)
 
 #: Files that a server has use for: connections.
 MOST_FILES = 1 << 16
@@ -51,7 +49,7 @@ class Guard:
         if why is None:
             await self._app(scope, receive, send)
             return
-        log.info("- %s 403: %s", scope["path"], why)
+        log.info("- %s %s", scope["method"], one_line(f"{scope['path']} 403: {why}"))
         body = ApiError(403, why, code="forbidden_host").body()
         await JSONResponse(body, 403)(scope, receive, send)
 

@@ -158,10 +158,11 @@ def test_control_characters_stay_out_of_the_log(
     shared.post(f"/{TEXT}", {"prompt": "x", "max_tokens": 1, "model": wild, "stop": [wild]})
     shared.post(f"/{TEXT}", {"prompt": "x", wild: 1})
     httpx.get(f"{shared.url}/v1/models/%1b%5b2J")
+    httpx.get(f"{shared.url}/%1b%5b2J", headers={"Host": "evil.example"})
     logging.getLogger("pyllama_mtp.serve").error("quoted: %s", wild)
     lines = [Printable().format(record) for record in caplog.records]
     own = [r.getMessage() for r in caplog.records if r.name == "pyllama_mtp.serve.requests"]
-    assert len(own) >= 4 and any(r"\x1b[2J\x9b\x7f" in line for line in own)
+    assert len(own) >= 5 and any(r"\x1b[2J\x9b\x7f" in line for line in own)
     assert all(line.isprintable() for line in own)
     assert all(part.isprintable() for line in lines for part in line.split("\n"))
 
