@@ -7,11 +7,10 @@
     python bench/gpu.py --quick                               # try it anywhere
 
 The models (0.8B, 27B and 35B-A3B shapes, 37 GB) are written meanwhile, on all cores but four, which
-the pieces have until then. The writer goes on when this command ends, for the next one. Of the
-pieces whose model is there, the first that fits into the time is run; what does not fit is named.
-A piece that fails, or takes too long, does not stop the others. Each leaves what it measured in OUT
-at once, and what it printed in OUT/log.txt; `publish.py --results OUT` with the same sections makes
-pages of the samples. Needed: this package with CUDA and what it depends on, nothing else.
+the pieces have until then; the writer goes on when this command ends, for the next one. Of the
+pieces whose model is there, the first that fits into the time is run; those that did not fit are
+named. A piece that fails, or takes too long, does not stop the others. Each leaves its samples
+in OUT at once, as sections of publish.py, and what it printed in OUT/log.txt.
 
 Exit codes: 0 all pieces are measured, 1 one failed, 3 there was no time for one.
 """
@@ -39,11 +38,14 @@ from pyllama_mtp.measure.peers import BUILD_FOLDER, VARIABLE
 
 FAILED, UNFINISHED = 1, 3
 MODELS = SMALL, DENSE, EXPERTS = "0.8b-q4_k_m", "qwen3.6-27b", "qwen3.6-35b-a3b"
-TINY = ("tiny", "q8_0")
+TINY = {SMALL: ("tiny", "q8_0"), DENSE: ("tiny", "q8_0"), EXPERTS: ("tiny-moe", "q8_0")}
 #: Bytes of all models, and cores that the writer leaves to the pieces.
 SIZE, OWN_CORES = 40 * 2**30, 4
 #: A piece is ended after so many times its seconds; what it has measured until then is kept.
 LONGEST = 1.5
+PUBLISH = f"{BENCH}/publish.py --models {{models}} --results {{output}} {{more}} --only "
+INSTALLS = f"{BENCH}/installs.py --old {{old}} --results {{output}} --model {{model}} --depths 0,3 "
+INSTALLS += "--prompt 1024 --tokens 192 --restarts 2 --turns 3 --name installs-"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Piece:
     Attributes:
         seconds: that it takes on an H200, estimated from bench/results/speed.md.
         model: the file that it needs; "": none.
-        words: of the command after the interpreter; {model}, {old}, ... stand for files.
+        words: of the command, after the interpreter; Run.measure() puts files in {braces}.
     """
 
     name: str
@@ -62,38 +64,21 @@ class Piece:
     words: str
 
 
-def _section(section: str, model: str, seconds: int) -> Piece:
-    """A section of bench/publish.py, for one of its models."""
-    words = f"{BENCH}/publish.py --models {{models}} --results {{output}} --only {section}"
-    words += f" --files {model} --minutes {seconds / 60:.2f} {{more}}"
-    return Piece(f"{section}-{model.split('-')[1]}", seconds, model, words)
-
-
-def _installs(model: str, seconds: int) -> Piece:
-    """Old and new beside each other: a step, and a round of 3 drafts."""
-    words = f"{BENCH}/installs.py --old {{old}} --model {{model}} --depths 0,3 --prompt 1024"
-    words += f" --tokens 192 --restarts 2 --turns 3 --results {{output}} --name installs-{model}"
-    return Piece(f"installs-{model}", seconds, model, words)
-
-
 PIECES = (
     Piece("doctor", 20, "", "-m pyllama_mtp doctor"),
     Piece("texts", 25, SMALL, f"{BENCH}/gpu.py --texts {{model}}"),
-    _installs(SMALL, 45),
-    _section("gpu_golden", DENSE, 125),
-    _section("gpu_golden", EXPERTS, 100),
-    _section("gpu", DENSE, 50),
-    _section("gpu", EXPERTS, 40),
-    _installs(DENSE, 80),
-    _section("gpu_32k", DENSE, 75),
-    _section("gpu_32k", EXPERTS, 50),
-    Piece("memory", 30, DENSE, f"{BENCH}/gpu.py --memory {{model}} {{quick}}"),
-    _section("gpu_experts", EXPERTS, 60),
-    _section("gpu_half", DENSE, 60),
+    Piece("installs-small", 45, SMALL, f"{INSTALLS}small"),
+    Piece("golden-27b", 125, DENSE, f"{PUBLISH}gpu_golden --files {DENSE}"),
+    Piece("golden-35b", 100, EXPERTS, f"{PUBLISH}gpu_golden --files {EXPERTS}"),
+    Piece("installs-27b", 80, DENSE, f"{INSTALLS}27b"),
+    Piece("32k-27b", 75, DENSE, f"{PUBLISH}gpu_32k --files {DENSE}"),
+    Piece("32k-35b", 50, EXPERTS, f"{PUBLISH}gpu_32k --files {EXPERTS}"),
+    Piece("drafts-27b", 50, DENSE, f"{PUBLISH}gpu --files {DENSE}"),
+    Piece("drafts-35b", 40, EXPERTS, f"{PUBLISH}gpu --files {EXPERTS}"),
+    Piece("memory", 30, DENSE, f"{BENCH}/gpu.py {{quick}} --memory {{model}}"),
+    Piece("experts", 60, EXPERTS, f"{PUBLISH}gpu_experts"),
+    Piece("half", 60, DENSE, f"{PUBLISH}gpu_half"),
 )
-
-
-# -- pieces that are no commands of their own -----------------------------------------------------
 
 
 def texts(path: Path) -> int:
@@ -109,17 +94,16 @@ def texts(path: Path) -> int:
                 running = session.generate(prompt, max_tokens=256, ignore_eos=True, log_ties=True)
                 answer = running.run()
             tokens, told = [*answer.tokens], answer.telemetry
-            plain = plain or tokens
-            same = [a == b for a, b in zip(plain, tokens, strict=True)]
-            end = "equal to no MTP"
-            if not all(same):
-                at = same.index(False)
+            plain, end = plain or tokens, "equal to no MTP"
+            if tokens != plain:
+                at = [a == b for a, b in zip(plain, tokens, strict=True)].index(False)
                 tie = any(one.index == at for one in told.near_ties or ())
-                failed |= not tie
-                end = f"token {at} differs, {'a near tie' if tie else 'WRONG'}"
+                end, failed = f"token {at} differs, {'a near tie' if tie else 'WRONG'}", not tie
             rates = " ".join(f"{rate:.2f}" for rate in told.acceptance_per_position)
             print(f"texts: depth {depth}: {end}; accepted {rates or '-'}", flush=True)
-    return FAILED if failed else 0
+            if failed:
+                return FAILED
+    return 0
 
 
 def memory(path: Path) -> int:
@@ -138,28 +122,31 @@ def memory(path: Path) -> int:
                 chosen = Settings(n_ctx=min(n, model.n_ctx_train), draft_n_max=3, **types)
                 with Session(model, chosen) as session:
                     session.generate("a", max_tokens=64, ignore_eos=True).run()
-                    for device in native.load().devices():
-                        used = f"{(device.total - device.free) / 2**20:,.0f} MiB in use"
-                        print(f"memory: {n} {kind}: {device.name}: {used}")
-                for name, one in ((path.name, model), (empty.name, other)):
-                    for part in simulate(one, resolve(chosen, one)):
+                    for one in native.load().devices():
+                        used = f"{(one.total - one.free) / 1e9:.2f} GB in use"
+                        print(f"memory: {n} {kind}: {one.name}: {used}")
+                for name, which in ((path.name, model), (empty.name, other)):
+                    for part in simulate(which, resolve(chosen, which)):
                         print(f"memory: {n} {kind}: {name}: {part.describe()}", flush=True)
     return 0
 
 
-# -- the plan -------------------------------------------------------------------------------------
-
-
 class Run:
-    """A run of the plan: `pieces` that are left, and how the others `ended`."""
+    """A run of the plan.
+
+    Attributes:
+        pieces: those that are left.
+        codes: exit codes of the others.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.end = args, time.monotonic() + 60 * args.minutes
-        self.pieces, self.ended = [*args.pieces], dict[str, str]()
+        self.pieces = [one for one in PIECES if one.name in args.only]
+        self.pieces = [one for one in self.pieces if args.old or "{old}" not in one.words]
+        self.codes = dict[str, int]()
         self.log = (args.output / "log.txt").open("ab")
         self.lock, self.cores = args.models / "writing", sorted(os.sched_getaffinity(0))
-        wanted = dict.fromkeys(one.model for one in self.pieces if one.model)
-        missing = [name for name in wanted if not self.file(name).exists()]
+        missing = [name for name in MODELS if not self.file(name).exists()]
         self.writer = self.write(missing) if missing and not self.lock.exists() else None
 
     def file(self, model: str) -> Path:
@@ -199,8 +186,8 @@ class Run:
         words = piece.words.format(
             **{"model": self.file(piece.model), "models": args.models, "output": args.output},
             old=args.old,
-            more=f"--more '{more}'" if args.quick else "",
-            quick="--quick" if args.quick else "",
+            more=f"--minutes {piece.seconds / 60:.2f}" + f" --more '{more}'" * args.quick,
+            quick="--quick" * args.quick,
         )
         self.say(f"{piece.name}: {words}")
         process = subprocess.Popen(
@@ -210,14 +197,14 @@ class Run:
         )
         try:
             code = process.wait(min(LONGEST * piece.seconds, self.end - began))
-            end = "done" if code == 0 else "UNFINISHED" if code == UNFINISHED else "FAILED"
         except subprocess.TimeoutExpired:
-            end = "UNFINISHED"
-        for number in (signal.SIGINT, signal.SIGKILL) if process.poll() is None else ():
-            os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-        self.ended[piece.name] = end
+            code = UNFINISHED
+            for number in (signal.SIGINT, signal.SIGKILL):
+                with suppress(subprocess.TimeoutExpired, ProcessLookupError):
+                    os.killpg(process.pid, number)
+                    process.wait(5)
+        self.codes[piece.name] = code
+        end = {0: "done", UNFINISHED: "UNFINISHED"}.get(code, "FAILED")
         self.say(f"{piece.name}: {end} after {time.monotonic() - began:.0f} s")
 
     def say(self, text: str) -> None:
@@ -246,7 +233,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--write", nargs="+", choices=MODELS, metavar="MODEL", help="only write models")
     args = parser.parse_args(argv)
     if args.quick:
-        SYNTHETIC.update({SMALL: TINY, DENSE: TINY, EXPERTS: ("tiny-moe", "q8_0")})
+        SYNTHETIC.update(TINY)
     if args.texts or args.memory:
         return texts(args.texts) if args.texts else memory(args.memory)
     args.models, args.output = args.models.resolve(), args.output.resolve()
@@ -259,17 +246,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     args.output.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault(VARIABLE, str(BUILD_FOLDER))  # publish.py builds none
-    args.pieces = [one for one in PIECES if one.name in args.only]
-    args.pieces = [one for one in args.pieces if args.old or "{old}" not in one.words]
     run = Run(args)
     while piece := run.next():
         run.pieces.remove(piece)
         run.measure(piece)
     for piece in run.pieces:
         run.say(f"{piece.name}: no time, or no model")
-    codes = {"done": 0, "FAILED": FAILED, "UNFINISHED": UNFINISHED}
-    found = {codes[end] for end in run.ended.values()} | ({UNFINISHED} if run.pieces else set())
-    return FAILED if FAILED in found else max(found, default=0)
+    codes = {*run.codes.values(), *[UNFINISHED] * len(run.pieces)} - {0}
+    return FAILED if codes - {UNFINISHED} else max(codes, default=0)
 
 
 if __name__ == "__main__":
