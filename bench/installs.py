@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Two installs of this package side by side.")
     add = parser.add_argument
-    add("--old", required=True, type=Path, metavar="PYTHON", help="the interpreter of one install")
+    add(
+        "--old",
+        required=True,
+        type=Path,
+        metavar="PYTHON",
+        help="an install: its interpreter or folder",
+    )
     add("--new", default=sys.executable, type=Path, metavar="PYTHON", help="default: this one")
     add(
         "--model",
@@ -87,6 +94,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--threads", type=int, default=available_threads(), metavar="N")
     add("--sequences", type=int, default=1, metavar="N", help="together (default: %(default)s)")
     add("--name", default="installs", help="of the result files")
+    add("--results", type=Path, default=results.RESULTS, metavar="DIR", help="bench/results")
     args = parser.parse_args(argv)
     try:
         args.depths = [d if d == "auto" else int(d) for d in args.depths.split(",")]
@@ -102,10 +110,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def start(python: Path) -> subprocess.Popen[str]:
-    """The process of an install; it sees no sources in its folder that it could import instead."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen([python, "-c", WORKER], stdin=pipe, stdout=pipe, text=True, cwd="/")
+def start(install: Path) -> subprocess.Popen[str]:
+    """The process of an install: an interpreter, or a folder of `pip install --target`, which goes
+    before PYTHONPATH. It sees no sources in its folder that it could import instead."""
+    python, env = install, dict(os.environ)
+    if install.is_dir():
+        python = Path(sys.executable)
+        env["PYTHONPATH"] = f"{install.resolve()}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    words, pipe = [python, "-c", WORKER], subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd="/", env=env)
 
 
 def ask(process: subprocess.Popen[str], what: Any) -> Any:
@@ -189,10 +202,9 @@ def markdown(result: dict[str, Any]) -> str:
     rows = []
     for model, samples in result["samples"].items():
         for name, starts in samples.items():
-            speeds = [
-                f"{median(one[f'{side}_tps'] for turns in starts for one in turns):.1f}"
-                for side in SIDES
-            ]
+            every = [one for turns in starts for one in turns]
+            speeds = [f"{median(one[f'{side}_tps'] for one in every):.1f}" for side in SIDES]
+            speeds += [f"{1e3 / median(one[f'{s}_passes'] for one in every):.2f}" for s in SIDES]
             ratios = [ratio(starts, kind) for kind in ("tps", "passes", "prefill_tps")]
             rows.append([model, *name.split(), *speeds, *ratios])
     head = [
@@ -201,6 +213,8 @@ def markdown(result: dict[str, Any]) -> str:
         "drafts",
         "old tok/s",
         "new tok/s",
+        "old ms/pass",
+        "new ms/pass",
         "new / old",
         "of passes",
         "of prompts",
@@ -226,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
         samples[path.stem] = found["samples"]
     result = {**results.header(found["new"]), "plan": {**plan, "old": found["old"]}}
     result["samples"] = samples
-    results.write(result, markdown(result), args.name)
+    results.write(result, markdown(result), args.name, args.results)
     print(markdown(result))
     return 0
 

@@ -14,7 +14,8 @@ same --more; remove the file to measure anew. Lengths of the context come in asc
 those for which there is no time are left out. The page, speed.md, has a part for each section; a
 call writes the parts of the sections that it was asked for. Models that MODELS lacks are made
 first; llama-server and llama-bench are those of the folder that PYLLAMA_MTP_PEERS names, or
-bench/peers.py builds them. Section gpu has to be named (--only gpu), and so have large models.
+bench/peers.py builds them. Sections of a GPU are those of bench/gpu.py; they have to be named, and
+so have large models.
 
 Exit codes: 0 all that was asked for is measured, 1 a command failed, 3 the time is over.
 """
@@ -63,6 +64,7 @@ class Section:
 
 LARGE = tuple(SYNTHETIC)[8:]
 AT = "--at 1k,4k,16k,32k,64k,128k,192k -p 512 -n 128 --no-ngram"
+GOLDEN = "--synthetic-acceptance golden:qwen3.5"
 BOTH = ("0.8b-q4_k_m", "0.8b-q8_0")
 
 SECTIONS = (
@@ -94,9 +96,19 @@ SECTIONS = (
             "-p 288,512 -n 128 --depths 0,3 --classes text,image --image {models}/picture.png "
             "--mmproj {models}/encoder-0.8b.gguf --no-ngram --repeat 3 --peers llama-server",
             ("0.8b-q4_k_m",)),
-    Section("gpu", "On a GPU",
-            f"-p 1k,8k -n 192 --depths 0,2,3,4,auto --no-ngram --repeat 3 {PEERS}",
-            LARGE),
+    # Of bench/gpu.py, in the order of their worth.
+    Section("gpu_golden", "On a GPU, at the acceptance of Qwen3.5's head",
+            f"-p 1k -n 192 --depths 0,2,3,4,5,auto --no-ngram --repeat 3 {GOLDEN} {PEERS}", LARGE),
+    Section("gpu", "On a GPU, with real drafts",
+            "-p 1k -n 128 --depths 0,2,3,4,auto --no-ngram --repeat 3", LARGE),
+    Section("gpu_32k", "On a GPU, after 32k tokens",
+            "--at 32k -p 512 -n 128 --depths 0,2,3,4,auto --no-ngram --repeat 2 "
+            "--axis synthetic-acceptance=golden:qwen3.5,none", LARGE),
+    Section("gpu_experts", "On a GPU, with all experts on the CPU",
+            f"--cpu-moe -p 1k -n 64 --depths 0,2,3,auto --no-ngram --repeat 2 {GOLDEN}", LARGE[1:]),
+    Section("gpu_half", "On a GPU, with half of the layers on the CPU",
+            f"--n-gpu-layers 33 -p 1k -n 48 --depths 0,3,auto --no-ngram --repeat 2 {GOLDEN}",
+            LARGE[:1]),
 )  # fmt: skip
 
 
@@ -153,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [section.name for section in SECTIONS]
-    usual = [name for name in names if name != "gpu"]
+    usual = [name for name in names if not name.startswith("gpu")]
     add = parser.add_argument
     add("--models", type=Path, required=True, metavar="DIR", help="where models are, or are made")
     add("--only", nargs="+", choices=names, default=usual, metavar="NAME", help=f"of {names}")

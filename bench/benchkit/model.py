@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from benchkit import ROOT
 from pyllama_mtp.models.architectures import ARCHITECTURES
@@ -41,6 +40,8 @@ def model_file(given: Path | None) -> Path:
 def make_picture(folder: Path) -> None:
     """Write `picture.png` (256 tokens) and `encoder-0.8b.gguf`, a tower of random weights with 98
     million parameters, unless they are there."""
+    from PIL import Image  # [test] and [images] bring it; a GPU machine may have neither
+
     folder.mkdir(parents=True, exist_ok=True)
     if not (picture := folder / "picture.png").exists():
         noise = np.random.default_rng(34).integers(0, 256, (32, 32, 3), dtype=np.uint8)
@@ -52,13 +53,15 @@ def make_picture(folder: Path) -> None:
 
 def make_models(folder: Path, names: Sequence[str]) -> None:
     """Write the models that the folder lacks."""
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     missing = [name for name in names if not (folder / f"{name}.gguf").exists()]
     for name in missing:
         if name in SYNTHETIC:
             (shape, kind), path = SYNTHETIC[name], folder / f"{name}.tmp.gguf"
             words = ["--shape", shape, "--type", kind, "--head-noise", "0.05", "--force", str(path)]
-            subprocess.run([sys.executable, "-m", "pyllama_mtp", "synth", *words], check=True)
+            command = [sys.executable, "-m", "pyllama_mtp", "synth", *words]
+            subprocess.run(command, check=True, cwd=folder)  # whose sources nobody imports
             path.rename(folder / f"{name}.gguf")
     for arch in [name for name in OTHERS if name in missing]:
         from tests.architectures import write_model

@@ -195,8 +195,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="measure with each of these values of a field of Settings, as in ngram=on,off or "
         "cache-type-k=f16,q8_0; may be given several times, for every combination. "
         "n-sequences=1,2,4,8: so many sequences at once. synthetic-acceptance=0.5^6,0.8/0.7/0.6,"
-        "none: 0.5 to the power of the position, for 6 positions; these rates; no imposed rates. "
-        "Fields that concern only drafts vary at depths above 0, ngram at 'auto'",
+        "none: 0.5 to the power of the position, for 6 positions; these rates; no imposed rates; "
+        "golden:qwen3.5: published ones. Fields that concern only drafts vary at depths above 0, "
+        "ngram at 'auto'",
     )
     group.add_argument(
         "--peers",

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.settings import AUTO_DEPTH, STORE, Settings
+from pyllama_mtp.settings import AUTO_DEPTH, GOLDEN, STORE, Settings, falling_rates
 
 #: What is measured where nothing else is asked for: depths, prompt sizes, those after a context
 #: that is filled, tokens to generate, samples of a cell.
@@ -375,6 +375,8 @@ def axis_words(value: Any) -> str:
         return "on" if value else "off"
     if not isinstance(value, list | tuple):
         return "none" if value is None else str(value)
+    if name := next((name for name, rates in GOLDEN.items() if rates == tuple(value)), None):
+        return name
     if len(value) > 1 and list(value) == powers(value[0], len(value)):
         return f"{value[0]:g}^{len(value)}"
     return "/".join(f"{rate:g}" for rate in value)
@@ -387,6 +389,8 @@ def axis_value(name: str, word: str) -> Any:
         UsageError: the word is none of its values.
     """
     usual = getattr(Settings, name, None)
+    if name == "synthetic_acceptance" and ":" in word:
+        return falling_rates(name, word)
     try:
         if isinstance(usual, bool):
             return {"on": True, "off": False, "true": True, "false": False}[word]

@@ -38,6 +38,8 @@ GENERATE = [
 MATRIX = [
     (["--depths", "0,-2"], "-2 is not allowed; give 0 or more"),
     (["--depths", ""], "has an empty item"),
+    (["--synthetic-acceptance", "golden:x", "--depths", "2"], "do not increase, or golden:qwen3.5"),
+    (["--axis", "synthetic-acceptance=golden:x"], "do not increase, or golden:qwen3.5"),
     (["--synthetic-acceptance", "0.8,0.7", "--depths", "0,3"], "depth 3 needs one for each draft"),
     (["--synthetic-acceptance", "0.8", "--depths", "0"], "needs a depth above 0"),
     (["--prompt-file", "nowhere.txt"], "cannot read the prompt file nowhere.txt"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.plan import AXES, Key, Plan, axis_value, axis_words
+from pyllama_mtp.measure.plan import AXES, GOLDEN, Key, Plan, axis_value, axis_words
 from pyllama_mtp.settings import AUTO_DEPTH
 
 
@@ -155,6 +155,7 @@ def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:
         ("cache_type_v", "q8_0", "q8_0"),
         ("synthetic_acceptance", "0.5^3", (0.5, 0.25, 0.125)),
         ("synthetic_acceptance", "0.8/0.7/0.6", (0.8, 0.7, 0.6)),
+        ("synthetic_acceptance", "golden:qwen3.5", GOLDEN["golden:qwen3.5"]),
         ("synthetic_acceptance", "none", None),
     ],
 )

@@ -171,6 +171,13 @@ def test_synthetic_acceptance_bounds_the_depth() -> None:
     assert Settings(synthetic_acceptance=(0.5,) * 20).depth_limit == Settings().depth_limit
 
 
+def test_published_acceptance_adds_up_to_its_tokens_per_round() -> None:
+    named: Any = "golden:qwen3.5"
+    rates = Settings(draft_n_max=8, synthetic_acceptance=named).synthetic_acceptance or ()
+    lengths = [round(1 + sum(rates[:depth]), 2) for depth in range(1, 9)]
+    assert lengths == [1.93, 2.73, 3.39, 3.97, 4.41, 4.80, 5.04, 5.21]
+
+
 def test_drawn_drafts_do_not_go_with_imposed_acceptance() -> None:
     with pytest.raises(UsageError, match="use one of them"):
         Settings(draft_sampling=True, synthetic_acceptance=(0.5, 0.5, 0.5))
