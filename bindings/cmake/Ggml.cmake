@@ -3,6 +3,7 @@
 # - the RPC backend: lost workers, several clients of a worker
 # - what follows a failed allocation; how inputs travel to a device, in the upstream variant too
 # - schedulers that borrow each other's buffers, and an operator behind all others, which nobody uses in that variant
+# - the CUDA backend, for operators that nobody uses in the upstream variant
 # - the Vulkan backend, so that it compiles
 set(_may_differ ggml/src/ggml-alloc.c ggml/src/ggml-backend.cpp ggml/include/ggml-alloc.h ggml/include/ggml-backend.h
     ggml/src/ggml.c ggml/include/ggml.h)
@@ -20,9 +21,9 @@ file(GLOB_RECURSE _theirs RELATIVE ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_upstr
 foreach(_file ${_theirs})
     execute_process(COMMAND ${CMAKE_COMMAND} -E compare_files
         ${PYLLAMA_TREE_upstream}/${_file} ${PYLLAMA_TREE_patched}/${_file} RESULT_VARIABLE _differs)
-    if(_differs AND NOT _file MATCHES "^ggml/(src/ggml-(cpu|rpc|vulkan)/|include/ggml-rpc)" AND NOT _file IN_LIST _may_differ)
+    if(_differs AND NOT _file MATCHES "^ggml/(src/ggml-(cpu|cuda|rpc|vulkan)/|include/ggml-rpc)" AND NOT _file IN_LIST _may_differ)
         message(FATAL_ERROR "pyllama-mtp: ${_file} differs between the variants, but they share ggml: only its "
-            "CPU backend may differ, behind a switch, its RPC and Vulkan backends, its schedulers, and its operators. "
+            "CPU backend may differ, behind a switch, its CUDA, RPC and Vulkan backends, its schedulers, and its operators. "
             "Mark the patch `both` in patches/series.")
     endif()
 endforeach()
