@@ -368,6 +368,9 @@ class Engine:
         if self.settings.prompt_rows == "all" or scored is not None:
             outputs[:] = 1
         target.decode(chunk, sequence.position(start), outputs, seq=sequence.id)
+        keeps = end in sequence.checkpoints.survivors(cuts)
+        if keeps and target.states:
+            target.states.make_room()  # while the device computes
         if scored is not None:  # row i says what follows the part's first i + 1 tokens
             n_best = sequence.request.answer.n_logprobs or 0
             for row, token in enumerate(prompt[start + 1 : end + 1]):
@@ -380,7 +383,7 @@ class Engine:
                 telemetry.time_s["prompt_sync"] += time.perf_counter() - began
         sequence.tokens += prompt[start:end]
         sequence.request.answer.telemetry.n_left = len(prompt) - end
-        if end in sequence.checkpoints.survivors(cuts):
+        if keeps:
             last = target.keep(len(chunk) - 1) if end == len(prompt) else None
             self.prefixes.remember(sequence, last)
         self.intact = True
