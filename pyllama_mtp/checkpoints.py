@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from .llama.devicestates import on_host
 
 if TYPE_CHECKING:
     from .llama.batch import Floats, KeptRow, State
+    from .llama.devicestates import DeviceState
 
 #: Tokens at a prompt's end that the next prompt may not share: a chat template's opening of the
 #: answer, an empty thinking part.
@@ -36,15 +39,19 @@ class Checkpoint:
 
     Attributes:
         n_past: tokens that the state has seen, at least 1; the next position to process.
-        state: of ``Context.save_state(recurrent_only=True)`` there.
+        state: of ``Context.save_checkpoint()`` there.
         carry: the hidden state from which upstream's way drafts on; see :mod:`.upstream`.
         row: of a prompt's end, what the first token was chosen from.
     """
 
     n_past: int
-    state: State
+    state: State | DeviceState
     carry: Floats | None = None
     row: KeptRow | None = None
+
+    def on_host(self) -> Checkpoint:
+        """The same with the state on the host."""
+        return replace(self, state=on_host(self.state))
 
     @property
     def n_bytes(self) -> int:

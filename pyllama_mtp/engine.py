@@ -106,10 +106,10 @@ class Resolved:
         assert s.n_ctx > 0
         # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
         least = max(depth + 2 if depth else 1, n_sequences * (depth + 1))
-        if min(s.n_batch, s.n_ubatch) < least:
+        if min(s.n_batch, s.ubatch) < least:
             of = f" of {n_sequences} sequences" if n_sequences > 1 else ""
             raise UsageError(
-                f"n_batch is {s.n_batch} and n_ubatch {s.n_ubatch}; "
+                f"n_batch is {s.n_batch} and n_ubatch {s.ubatch}; "
                 f"verifying {depth} drafts{of} in one graph needs at least {least} of both"
             )
         n_ctx = max(s.n_ctx, least)  # llama.cpp cuts n_batch down to n_ctx
@@ -119,7 +119,7 @@ class Resolved:
         return ContextOptions(
             n_ctx=n_ctx,
             n_batch=n_batch,
-            n_ubatch=min(s.n_ubatch, n_batch),
+            n_ubatch=min(s.ubatch, n_batch),
             n_threads=s.threads,
             auto_threads=s.n_threads == "auto",
             type_k=s.cache_type_k,
@@ -368,6 +368,9 @@ class Engine:
         if self.settings.prompt_rows == "all" or scored is not None:
             outputs[:] = 1
         target.decode(chunk, sequence.position(start), outputs, seq=sequence.id)
+        keeps = end in sequence.checkpoints.survivors(cuts)
+        if keeps and target.states:
+            target.states.make_room()  # while the device computes
         if scored is not None:  # row i says what follows the part's first i + 1 tokens
             n_best = sequence.request.answer.n_logprobs or 0
             for row, token in enumerate(prompt[start + 1 : end + 1]):
@@ -380,7 +383,7 @@ class Engine:
                 telemetry.time_s["prompt_sync"] += time.perf_counter() - began
         sequence.tokens += prompt[start:end]
         sequence.request.answer.telemetry.n_left = len(prompt) - end
-        if end in sequence.checkpoints.survivors(cuts):
+        if keeps:
             last = target.keep(len(chunk) - 1) if end == len(prompt) else None
             self.prefixes.remember(sequence, last)
         self.intact = True

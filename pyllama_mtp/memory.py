@@ -4,9 +4,8 @@ be."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from .engine import Engine, Resolved
@@ -24,6 +23,8 @@ log = logging.getLogger("pyllama_mtp")
 #: is cut where memory is short.
 USUAL_N_CTX, LEAST_N_CTX = 8192, 1024
 HOST = "host memory"
+#: Tokens per graph for experts on a GPU: prompts 1.6 times as fast as with 512 on an H200.
+LARGE_N_UBATCH = 2048
 #: Bytes that are more than graphs, logits and checkpoints take at usual sizes of batches.
 GENEROUS = 4 << 30
 #: Shares of the free memory that such a context may take. Others use the host's memory too.
@@ -151,7 +152,7 @@ def resolve(settings: Settings, model: Model, n_sequences: int = 1, room: int = 
 
     `n_ctx` stays as it is, if it is not 0. Else it is `room`, but at least 8192 and at most the
     training length. Where that takes more than 0.9 of a device's free memory, or half of the
-    host's, it is halved, but not below `room` or 1024.
+    host's, it is halved, but not below `room` or 1024. Then `n_ubatch` "auto" is settled.
 
     Args:
         n_sequences: number of sequences, each of `n_ctx` tokens.
@@ -161,7 +162,19 @@ def resolve(settings: Settings, model: Model, n_sequences: int = 1, room: int = 
         UsageError: settings that do not go together with this model.
         InsufficientMemoryError: the length asked for does not fit.
     """
-    resolved = Resolved.of(model, settings, n_sequences)
+    auto = settings.n_ubatch == "auto"
+    settings = replace(settings, n_ubatch=settings.ubatch)
+    resolved = _with_n_ctx(model, Resolved.of(model, settings, n_sequences), room)
+    if auto and experts_on_gpus(model):
+        large = replace(resolved, settings=replace(resolved.settings, n_ubatch=LARGE_N_UBATCH))
+        if _plenty(model, large) or _fits(model, large):
+            return large
+    return resolved
+
+
+def _with_n_ctx(model: Model, resolved: Resolved, room: int) -> Resolved:
+    """Settle `n_ctx`; see :func:`resolve`."""
+    settings = resolved.settings
     wanted, trained = settings.n_ctx, settings.rope.length(model.n_ctx_train)
     needed = padded(room + resolved.depth + 1 if room else 0)
     usual = min(max(USUAL_N_CTX, needed), trained)
@@ -180,21 +193,41 @@ def resolve(settings: Settings, model: Model, n_sequences: int = 1, room: int = 
     return resolved
 
 
+def experts_on_gpus(model: Model) -> bool:
+    """Whether the model has experts, and all of them are on GPUs of this machine."""
+    info, options = model.info, model.options
+    all_layers = options.n_gpu_layers < 0 or options.n_gpu_layers >= info.n_layer
+    elsewhere = options.cpu_moe or options.n_cpu_moe or options.override_tensor
+    if options.rpc_servers or elsewhere or not all_layers:
+        return False
+    return bool(info.n_expert) and model.on_gpu
+
+
+def why_ubatch(model: Model, n_ubatch: int) -> str:
+    """Why `n_ubatch` "auto" has become this."""
+    if not experts_on_gpus(model):
+        return "as is usual"
+    if n_ubatch == LARGE_N_UBATCH:
+        return "the experts are on a GPU, and a prompt reads each of them fewer times"
+    return f"there is no room for graphs of {LARGE_N_UBATCH}, which experts on a GPU gain from"
+
+
 def _shortened(model: Model, resolved: Resolved, least: int) -> Resolved:
     """Halve `n_ctx`, but not below `least`, until it takes no more than its share of memory."""
     n_ctx = usual = resolved.settings.n_ctx
     if _plenty(model, resolved):
         return resolved
-    while n_ctx > least and not _fits(simulate(model, resolved.with_n_ctx(n_ctx))):
+    while n_ctx > least and not _fits(model, resolved.with_n_ctx(n_ctx)):
         n_ctx = max(n_ctx // 2, least)
     if n_ctx < usual:
         log.info("context of %d tokens, not %d: memory is short", n_ctx, usual)
     return resolved.with_n_ctx(n_ctx)
 
 
-def _fits(needed: Sequence[DeviceMemory]) -> bool:
+def _fits(model: Model, resolved: Resolved) -> bool:
     """Whether the shares of free memory have room for everything but the loaded weights."""
     return all(
-        one.total - one.parts["weights"] <= one.free * (HOST_SHARE if one.name == HOST else SHARE)
-        for one in needed
+        one.total - (0 if model.options.no_alloc else one.parts["weights"])
+        <= one.free * (HOST_SHARE if one.name == HOST else SHARE)
+        for one in simulate(model, resolved)
     )

@@ -21,6 +21,7 @@ from .drafting.drafter import Drafter
 from .errors import FatalDecodeError, InsufficientMemoryError, PromptFileError, PyllamaMtpError
 from .llama.batch import SEQ
 from .llama.context import Context
+from .llama.devicestates import DeviceState, on_host
 from .promptfile import (
     ProcessedPrompt,
     SavedImage,
@@ -38,14 +39,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pyllama_mtp")
 
+#: Newest checkpoints that stay on the device.
+ON_DEVICE = 2
 #: Of a context with_mtp, as its identity says it.
 _IN_TRUNK = "with the model"
 
 
-def go_back(target: Context, state: State, n_past: int, seq: int = SEQ) -> None:
+def go_back(target: Context, state: State | DeviceState, n_past: int, seq: int = SEQ) -> None:
     """Cut a sequence of the target to `n_past` positions; `state` is its recurrent state there.
     Raises FatalDecodeError: llama.cpp refused."""
-    target.load_state(state, recurrent_only=True, seq=seq)
+    target.load_state(on_host(state), recurrent_only=True, seq=seq)
     if not target.remove(n_past, seq):
         raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")
 
@@ -128,6 +131,7 @@ class PrefixCache:
         limit = settings.checkpoints if self._model.is_recurrent else 0
         n_ctx = target.n_ctx // n_sequences
         self.sequences = [Sequence(i, n_ctx, Checkpoints(limit)) for i in range(n_sequences)]
+        target.keep_states(min(limit, ON_DEVICE))
         self.identity = cache(partial(identity_of, target, drafting.head, settings))
         self.store = PromptStore(self._model, n_ctx, settings, self.identity)
 
@@ -277,7 +281,7 @@ class PrefixCache:
         """Add a checkpoint of a sequence as it is now; `row`: the last one of its prompt."""
         if not sequence.checkpoints.limit:
             return
-        state = self._target.save_state(recurrent_only=True, seq=sequence.id)
+        state = self._target.save_checkpoint(sequence.id)
         in_step = sequence.n_drafted_for == len(sequence.tokens)
         carry = sequence.carry if in_step else None
         sequence.checkpoints.add(Checkpoint(len(sequence.tokens), state, carry, row))
@@ -301,7 +305,7 @@ class PrefixCache:
         draft = self._head.save(sequence)
         target = self._target.save_state(seq=sequence.id)
         images = tuple(map(SavedImage.of, sequence.images))
-        kept = tuple(sequence.checkpoints.kept) if checkpoints else ()
+        kept = tuple(one.on_host() for one in sequence.checkpoints.kept) if checkpoints else ()
         return ProcessedPrompt([*sequence.tokens], target, *draft, self.identity(), images, kept)
 
     def check_fits(self, text: ProcessedPrompt, name: str, drafts: bool) -> None:

@@ -37,6 +37,8 @@ from .grammar import Grammar
 CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
 #: Most checkpoints along a text.
 CHECKPOINT_LIMIT = 30
+#: Tokens per graph.
+USUAL_N_UBATCH = 512
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
 #: Types for rows of the draft head. The last three need an importance matrix, and are refused where
 #: the head is made.
@@ -166,7 +168,8 @@ class Settings:
             below the need, if it takes more than half of the host's free memory, or 0.9 of a
             device's.
         n_batch: tokens per decode call.
-        n_ubatch: tokens per graph.
+        n_ubatch: tokens per graph; "auto": 2048 for a model whose experts are all on GPUs, if that
+            fits the free memory; else 512.
         n_threads: CPU threads; "auto": as many as cores, and fewer while other programs keep the
             cores busy and that is faster. On an x86 CPU no bit depends on it.
         cache_type_k: type of the K cache. One of CACHE_TYPES.
@@ -228,7 +231,7 @@ class Settings:
         "-c --n-ctx TOKENS",
     )
     n_batch: int = _speed(2048, _BATCH, "TOKENS")
-    n_ubatch: int = _speed(512, _BATCH, "TOKENS")
+    n_ubatch: int | str = _speed("auto", _BATCH.or_this("auto"), "TOKENS|auto")
     n_threads: int | str = _speed(
         "auto",
         wholes(1, MOST_THREADS, f"from 1 to {MOST_THREADS}, or 'auto'").or_this("auto"),
@@ -301,6 +304,11 @@ class Settings:
             return self.draft_n_max
         imposed = self.synthetic_acceptance
         return AUTO_DEPTH if imposed is None else min(AUTO_DEPTH, len(imposed))
+
+    @property
+    def ubatch(self) -> int:
+        """`n_ubatch`; "auto": the usual one."""
+        return self.n_ubatch if isinstance(self.n_ubatch, int) else USUAL_N_UBATCH
 
     @property
     def threads(self) -> int:

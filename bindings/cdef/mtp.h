@@ -14,4 +14,7 @@ uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
 void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);
 const float * llama_mtp_get_draft_logits(const struct llama_context * ctx, int32_t * n);
 void    llama_mtp_set_draft_window(struct llama_context * ctx, int32_t n_window);
+struct llama_mtp_checkpoints;
+void    llama_mtp_checkpoints_free(struct llama_mtp_checkpoints * checkpoints);
+size_t  llama_mtp_checkpoints_size(const struct llama_mtp_checkpoints * checkpoints, bool all, ggml_backend_dev_t dev);
 uint64_t llama_mtp_get_n_graphs_built(const struct llama_context * ctx);

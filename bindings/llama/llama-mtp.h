@@ -187,6 +187,31 @@ LLAMA_API bool llama_mtp_can_draft_and_decode(struct llama_context * ctx, int32_
 // allocate nothing later. False: another type of context, n_seqs out of range, no memory, or failure.
 LLAMA_API bool llama_mtp_reserve(struct llama_context * ctx, int32_t n_seqs, int32_t n_steps);
 
+//
+// Checkpoints that stay on their device
+//
+// A copy of a sequence's recurrent state is made where the state is, behind what is being computed and without a wait. It
+// comes to the host later, while something else is computed.
+//
+struct llama_mtp_checkpoints;
+
+// Room for n checkpoints. NULL: memory without a recurrent and an attention part, no memory, or failure. Free it before
+// the context.
+LLAMA_API struct llama_mtp_checkpoints * llama_mtp_checkpoints_init(struct llama_context * ctx, int32_t n);
+LLAMA_API void llama_mtp_checkpoints_free(struct llama_mtp_checkpoints * checkpoints);
+
+// Copy the state of a sequence as it is after what was decoded. The sequence cannot go back then, as after
+// llama_state_seq_get_data_ext(). Returns the bytes that llama_mtp_checkpoints_get() writes. 0: failure.
+LLAMA_API size_t llama_mtp_checkpoints_take(struct llama_mtp_checkpoints * checkpoints, int32_t i, llama_seq_id seq_id);
+
+// What llama_state_seq_get_data_ext() with LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY would have written then. Waits for the copy,
+// not for what is computed behind it. False: failure, which leaves the context as it is.
+LLAMA_API bool llama_mtp_checkpoints_get(struct llama_mtp_checkpoints * checkpoints, int32_t i, uint8_t * dst, size_t size);
+
+// Bytes in the memory of one device, NULL: in host memory; or of all. A model that was loaded with no_alloc counts as if it
+// had memory.
+LLAMA_API size_t llama_mtp_checkpoints_size(const struct llama_mtp_checkpoints * checkpoints, bool all, ggml_backend_dev_t dev);
+
 // Number of graphs built so far. A graph of the same shape as an earlier one is found again, and not built.
 LLAMA_API uint64_t llama_mtp_get_n_graphs_built(const struct llama_context * ctx);
 

@@ -23,4 +23,9 @@ const float * llama_mtp_get_draft_logits(const llama_context *, int32_t * n) { *
 void        llama_mtp_set_draft_window(llama_context *, int32_t) {}
 llama_model * llama_mtp_load_model(const char *, const char *, uint32_t, const llama_mtp_tensor *, size_t, llama_model_params) { return nullptr; }
 bool        llama_mtp_reserve(llama_context *, int32_t, int32_t) { return false; }
+llama_mtp_checkpoints * llama_mtp_checkpoints_init(llama_context *, int32_t) { return nullptr; }
+void        llama_mtp_checkpoints_free(llama_mtp_checkpoints *) {}
+size_t      llama_mtp_checkpoints_take(llama_mtp_checkpoints *, int32_t, llama_seq_id) { return 0; }
+bool        llama_mtp_checkpoints_get(llama_mtp_checkpoints *, int32_t, uint8_t *, size_t) { return false; }
+size_t      llama_mtp_checkpoints_size(const llama_mtp_checkpoints *, bool, ggml_backend_dev_t) { return 0; }
 uint64_t    llama_mtp_get_n_graphs_built(const llama_context *) { return 0; }

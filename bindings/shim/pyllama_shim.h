@@ -15,6 +15,7 @@
 
 struct llama_mtp_memory;  // llama-mtp.h
 struct llama_mtp_tensor;
+struct llama_mtp_checkpoints;
 
 #ifdef __cplusplus
 extern "C" {
@@ -151,6 +152,14 @@ PYLLAMA_API int32_t pyllama_mtp_can_draft_and_decode(
         struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_reserve(
         struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
+
+// Of llama-mtp.h; NULL, 0 or a code on failure.
+PYLLAMA_API struct llama_mtp_checkpoints * pyllama_mtp_checkpoints_init(
+        struct llama_context * ctx, int32_t n, char * message, size_t n_message);
+PYLLAMA_API size_t pyllama_mtp_checkpoints_take(
+        struct llama_mtp_checkpoints * checkpoints, int32_t i, int32_t seq_id, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_checkpoints_get(
+        struct llama_mtp_checkpoints * checkpoints, int32_t i, uint8_t * dst, size_t size, char * message, size_t n_message);
 
 // Memory of the host, page-locked where there is a GPU and on_gpu is true; NULL: there is none.
 PYLLAMA_API ggml_backend_buffer_t pyllama_host_memory(size_t size, bool on_gpu, char * message, size_t n_message);

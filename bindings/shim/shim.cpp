@@ -455,6 +455,20 @@ int32_t pyllama_mtp_reserve(llama_context * ctx, int32_t n_seqs, int32_t n_steps
     return guarded_code(message, n_message, [&] { return llama_mtp_reserve(ctx, n_seqs, n_steps); });
 }
 
+llama_mtp_checkpoints * pyllama_mtp_checkpoints_init(llama_context * ctx, int32_t n, char * message, size_t n_message) {
+    return guarded_or_null(message, n_message, [&] { return llama_mtp_checkpoints_init(ctx, n); });
+}
+
+size_t pyllama_mtp_checkpoints_take(
+        llama_mtp_checkpoints * checkpoints, int32_t i, int32_t seq_id, char * message, size_t n_message) {
+    return guarded_or_null(message, n_message, [&] { return llama_mtp_checkpoints_take(checkpoints, i, seq_id); });
+}
+
+int32_t pyllama_mtp_checkpoints_get(
+        llama_mtp_checkpoints * checkpoints, int32_t i, uint8_t * dst, size_t size, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return llama_mtp_checkpoints_get(checkpoints, i, dst, size); });
+}
+
 ggml_backend_buffer_t pyllama_host_memory(size_t size, bool on_gpu, char * message, size_t n_message) {
     return guarded_or_null(message, n_message, [&]() -> ggml_backend_buffer_t {
         ggml_backend_buffer_type_t type = nullptr;

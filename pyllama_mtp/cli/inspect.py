@@ -71,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
     k, v, slow = args.cache_type_k, args.cache_type_v, _slow_types(info)
     settings = Settings(n_ctx=args.n_ctx, cache_type_k=k, cache_type_v=v, draft_n_max=args.depth)
     try:
-        needed, why = _needed(info, settings), ""
+        (needed, ubatch), why = _needed(info, settings), ""
     except PyllamaMtpError as error:  # a model that cannot be loaded can still be described
-        needed, why = {}, str(error)
+        needed, ubatch, why = {}, None, str(error)
     if args.json:
-        print(json.dumps(_as_json(info, args.n_ctx, needed, why, slow), indent=2))
+        print(json.dumps(_as_json(info, args.n_ctx, needed, ubatch, why, slow), indent=2))
         return 0
     _print_model(info)
     _print_step(info, slow)
@@ -84,22 +84,28 @@ def run(args: argparse.Namespace) -> int:
         print(f"  unknown: {why}")
     else:
         _print_memory(needed)
+    if ubatch:
+        print(f"n_ubatch {ubatch[0]}: {ubatch[1]}")
     return 0
 
 
-def _needed(info: GGUFInfo, settings: Settings) -> Needed:
-    """What llama.cpp would allocate in each memory, without MTP and with it."""
+def _needed(info: GGUFInfo, settings: Settings) -> tuple[Needed, tuple[int, str]]:
+    """What llama.cpp would allocate in each memory, without MTP and with it; and tokens per graph,
+    and why so many."""
     from pyllama_mtp import Model
-    from pyllama_mtp.memory import resolve, simulate
+    from pyllama_mtp.memory import resolve, simulate, why_ubatch
 
-    def of(mtp: bool) -> list[DeviceMemory]:
+    def of(mtp: bool) -> tuple[list[DeviceMemory], tuple[int, str]]:
         chosen = settings if mtp else replace(settings, draft_n_max=0)
         with Model(info.path, mtp=mtp, no_alloc=True, head=info.head or NO_HEAD) as model:
-            return simulate(model, resolve(chosen, model))
+            resolved = resolve(chosen, model)
+            n_ubatch = resolved.settings.ubatch
+            return simulate(model, resolved), (n_ubatch, why_ubatch(model, n_ubatch))
 
-    without = of(False)
+    without, ubatch = of(False)
     drafts = info.has_mtp and info.supported and settings.depth_limit
-    return {"no_mtp": without, "mtp": of(True) if drafts else without}
+    with_mtp, ubatch = of(True) if drafts else (without, ubatch)
+    return {"no_mtp": without, "mtp": with_mtp}, ubatch
 
 
 def _print_memory(needed: Needed) -> None:
@@ -217,7 +223,12 @@ def _print_model(info: GGUFInfo) -> None:
 
 
 def _as_json(
-    info: GGUFInfo, n_ctx: int, needed: Needed, why: str, slow: SlowTypes
+    info: GGUFInfo,
+    n_ctx: int,
+    needed: Needed,
+    ubatch: tuple[int, str] | None,
+    why: str,
+    slow: SlowTypes,
 ) -> dict[str, Any]:
     skipped = ["tensors", "metadata", "head_tensors"]
     if not info.validated:  # only the native library knows the kinds of the layers
@@ -233,6 +244,7 @@ def _as_json(
         "slow_types": slow,
         "memory": {
             "n_ctx": n_ctx,
+            "n_ubatch": ubatch[0] if ubatch else None,
             **{
                 kind: {
                     "total": sum(one.total for one in memories),

@@ -125,7 +125,7 @@ class Drafting:
     def _force(self, one: Sequence, usable: int) -> bool:
         """Forced tokens of a lone sequence, drafted for or not, which are never rolled back; False:
         there are none."""
-        n_max = min(MOST_FORCED, usable, self._settings.n_ubatch - 1)
+        n_max = min(MOST_FORCED, usable, self._settings.ubatch - 1)
         tokens = one.request.sampler.forced(n_max)
         if tokens:
             one.drafts, one.n_usable = Drafts(tokens, forced=True), len(tokens)

@@ -22,6 +22,7 @@ from ..machine import Threads, available_memory
 from . import native
 from .batch import SEQ, Batch, Floats, Ints, KeptRow, State
 from .contextoptions import ContextOptions, Node, Trace
+from .devicestates import DeviceState, DeviceStates
 from .native import Exclusive, HostMemory, OfThisProcess, Owned, decode_error
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Context(Owned, OfThisProcess):
         draft_ids: [n] int32: tokens that the draft head is over, by row; None: the whole
             vocabulary. See :func:`.set_draft_head`.
         draft_shape: (drafts, sequences, logits of each draft) of the last :func:`.compute_drafts`.
+        checkpoint_memory: host memory for recurrent states.
+        states: room for recurrent states on the devices of this context; see :meth:`keep_states`.
     """
 
     def __init__(
@@ -85,7 +88,8 @@ class Context(Owned, OfThisProcess):
         self._block = 0
         self._settled = True  # what the last decode computed is known to be here
         self._on_device: dict[int, State] = {}  # by sequence: the state kept on its device
-        self._checkpoint_memory = HostMemory(model.on_gpu)
+        self.checkpoint_memory = HostMemory(model.on_gpu)
+        self.states: DeviceStates | None = None
         #: By sequence, for images in the cache: last position, and the one at which text goes on.
         self._image_ends: dict[int, dict[int, int]] = {}
         self._rewind: dict[int, int] = {}  # by sequence: positions that its state can go back
@@ -179,8 +183,8 @@ class Context(Owned, OfThisProcess):
         self.model.adapters.apply(self.call)
         if self._threads:
             lib.llama_set_n_threads(self._handle, *[self._threads[0].n] * 2)
-        sliced = not self.model.has_mtp if options.slice is None else options.slice
-        lib.llama_mtp_set_slice(self._handle, sliced)
+        exact = self.model.has_mtp and self.model.same_bits
+        lib.llama_mtp_set_slice(self._handle, not exact if options.slice is None else options.slice)
         self._tap_point = options.hidden
         if options.with_mtp:
             lib.llama_mtp_set_block_input(self._handle, self._native_point)
@@ -229,6 +233,8 @@ class Context(Owned, OfThisProcess):
         if code in (lib.PYLLAMA_ABORTED, lib.PYLLAMA_EXCEPTION):
             log.warning("a device has failed; the memory of a context on it cannot be freed")
             return
+        if self.states:
+            self.states.close()
         lib.pyllama_context_free(handle)
         self._weights.release()
 
@@ -238,7 +244,7 @@ class Context(Owned, OfThisProcess):
 
     def disown(self) -> None:
         """In a forked child: forget everything; nothing can be used or freed here."""
-        self._handle = self._lost_handle = self._batch = None
+        self._handle = self._lost_handle = self._batch = self.states = None
         self._why_closed = (
             "this session or context belongs to the process that this one was forked from; make "
             "one here, or start processes with spawn"
@@ -712,7 +718,7 @@ class Context(Owned, OfThisProcess):
         try:
             if size > LARGE_STATE and not recurrent_only and size > available_memory():
                 raise MemoryError
-            data = self._checkpoint_memory.take(size) if recurrent_only else bytearray(size)
+            data = self.checkpoint_memory.take(size) if recurrent_only else bytearray(size)
         except MemoryError:
             raise InsufficientMemoryError(f"no memory for a state of {size} bytes") from None
         target = self._ffi.from_buffer("uint8_t[]", data)
@@ -725,6 +731,20 @@ class Context(Owned, OfThisProcess):
         if on_device:
             self._on_device[seq] = data
         return data
+
+    def keep_states(self, n: int) -> None:
+        """Have :meth:`save_checkpoint` leave the newest `n` states on the devices that compute
+        them, where layers are on devices with memory of their own."""
+        if n and self.model.on_gpu:
+            self.states = DeviceStates(self.handle, self.call, self.checkpoint_memory, n)
+
+    def save_checkpoint(self, seq: int = SEQ) -> State | DeviceState:
+        """The recurrent state of a sequence; for the errors see :meth:`save_state`."""
+        state = self.states.keep(seq) if self.states else None
+        if state is None:
+            return self.save_state(recurrent_only=True, seq=seq)
+        self._rewind.pop(seq, None)
+        return state
 
     def load_state(self, data: State, recurrent_only: bool = False, seq: int = SEQ) -> None:
         """Put back what :meth:`save_state` gave for a context of the same model and settings.
@@ -788,8 +808,8 @@ class Context(Owned, OfThisProcess):
         return int(self._lib.llama_mtp_get_output_bytes(self.handle))
 
     def memory(self, device: Any = None) -> dict[str, int]:
-        """Bytes: "model" (weights), "context" (caches and snapshots), "compute" (graph buffers,
-        and the CPU's work buffer).
+        """Bytes: "model" (weights), "context" (caches, snapshots, and :attr:`states`), "compute"
+        (graph buffers, and the CPU's work buffer).
 
         Args:
             device: the ggml_backend_dev_t whose memory is meant; NULL: the host's; None: all.
@@ -797,7 +817,8 @@ class Context(Owned, OfThisProcess):
         sizes = self._ffi.new("struct llama_mtp_memory *")
         which = (True, self._ffi.NULL) if device is None else (False, device)
         self.call(self._lib.pyllama_mtp_get_memory, *which, sizes)
-        return {"model": sizes.model, "context": sizes.context, "compute": sizes.compute}
+        kept = self.states.n_bytes(device) if self.states else 0
+        return {"model": sizes.model, "context": sizes.context + kept, "compute": sizes.compute}
 
     def view(self, pointer: Any, n: int) -> Floats:
         """[n] float32 at a native pointer, valid until the next computation."""

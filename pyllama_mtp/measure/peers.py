@@ -180,7 +180,7 @@ class PeerOptions:
         return [
             *("-m", self.model),
             *("-b", str(settings.n_batch)),
-            *("-ub", str(settings.n_ubatch)),
+            *("-ub", str(settings.ubatch)),
             *("-t", str(settings.threads)),
             *("-fa", settings.flash_attn),
             *("-ctk", settings.cache_type_k),

@@ -19,7 +19,14 @@ from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 
 from ..adapters import trunk, write_adapter
-from ..regression.support import assert_same_tokens, greedy, settings
+from ..regression.support import (
+    assert_same_tokens,
+    decode,
+    engine_of,
+    greedy,
+    plain_context,
+    settings,
+)
 from ..workers import worker
 from .conftest import N_TOKENS, Pair, plain_text
 
@@ -99,6 +106,39 @@ def test_going_back_and_on(demo_pair: Pair) -> None:
             got, expected = (s.generate(prompt, max_tokens=N_TOKENS).run() for s in (there, here))
             assert_same_tokens(demo_pair.here, prompt, got.tokens, expected.tokens, demo_pair.gap)
             assert got.telemetry.n_cached == expected.telemetry.n_cached
+
+
+@pytest.mark.parametrize("with_mtp", [False, True])
+def test_a_prompt_without_drafts_is_cut_before_the_last_ffn(
+    demo_pair: Pair, with_mtp: bool
+) -> None:
+    prompt = demo_pair.prompts[0]
+    with plain_context(demo_pair.there, with_mtp=with_mtp, trace=True) as context:
+        decode(context, prompt)
+        assert [n.rows for n in context.nodes() if n.name == "norm"] == [
+            len(prompt) if with_mtp else 1
+        ]
+
+
+@pytest.mark.parametrize("depth", [0, DEPTH])
+def test_the_newest_checkpoints_stay_on_the_device(demo_pair: Pair, depth: int) -> None:
+    """Later, on the host, they are what was saved at once."""
+    prompt = [token for prompt in demo_pair.prompts[:2] for token in prompt] * 3
+    kept = []
+    for on_device in (2, 0):
+        with Session(demo_pair.there, settings(depth, n_batch=32, n_ubatch=16)) as session:
+            engine = engine_of(session)
+            assert engine.target.states
+            if not on_device:
+                engine.target.states.close()  # as where there is no room
+            session.process(prompt)
+            (sequence,) = engine.sequences
+            checkpoints = sequence.checkpoints.kept
+            assert len(checkpoints) == 4
+            on_host = [len(one.state) > 0 for one in checkpoints]
+            assert on_host == [True, True, not on_device, not on_device]
+            kept.append([(one.n_past, bytes(one.on_host().state)) for one in checkpoints])
+    assert kept[0] == kept[1]
 
 
 def test_kept_in_a_file(demo_pair: Pair, tmp_path: Path) -> None:

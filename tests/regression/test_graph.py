@@ -74,6 +74,7 @@ def test_rows_of_the_norm_and_of_the_head(
     model: Model, name: str, requested: Sequence[int]
 ) -> None:
     options, all_rows = TARGETS[name]
+    all_rows = all_rows and (name != "MTP off" or model.same_bits)
     with trunk(model, **COMMON, trace=True, **options) as target:
         target.set_tap(name != "tap off")
         target.decode(made_up(model, N_TOKENS), 0, marks_of(requested))

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.errors import FatalDecodeError
+from pyllama_mtp.errors import ContextClosedError, FatalDecodeError
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.devicestates import DeviceStates, on_host
 
 from ..marks import usual
 from ..trimmed import write_untied
@@ -281,6 +282,27 @@ def test_checkpoints_of_the_recurrent_part(model: Model, on_device: bool, seq: i
         after = state(found, seq)
         assert_same(before, after)
         assert before.recurrent == after.recurrent
+
+
+@pytest.mark.parametrize("n_rs_seq", [0, DEPTH])
+def test_states_kept_on_a_device(model: Model, n_rs_seq: int) -> None:
+    """Are what was saved then, whatever was computed since; the oldest makes room for a third."""
+    with context(model, n_seq_max=2, unified=True, n_rs_seq=n_rs_seq) as found:
+        found.states = DeviceStates(found.handle, found.call, found.checkpoint_memory, 2)
+        kept, wanted = [], []
+        for i, n in enumerate((1, 2, N, 4, 1)):
+            seq = i % 2
+            found.decode_batch(one_sequence(made_up(model, n, 40 * i), found.past(seq), seq))
+            kept.append(found.save_checkpoint(seq))
+            wanted.append(bytes(found.save_state(recurrent_only=True, seq=seq)))
+            assert [len(one) > 0 for one in kept] == [j < i - 1 for j in range(i + 1)]
+        assert [bytes(on_host(one)) for one in kept] == wanted
+        found.states.make_room()
+        with_states = found.memory()["context"]
+        found.states.close()
+        assert with_states - found.memory()["context"] >= 2 * len(wanted[0]) - 1000
+    with pytest.raises(ContextClosedError):
+        found.states.fetch(0, len(wanted[0]))
 
 
 @pytest.mark.parametrize("unified", [True, False])

@@ -14,7 +14,14 @@ from pyllama_mtp import BatchSession, Model, Session, Settings, memory
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.contextoptions import padded
-from pyllama_mtp.memory import LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, resolve, simulate
+from pyllama_mtp.memory import (
+    LARGE_N_UBATCH,
+    LEAST_N_CTX,
+    USUAL_N_CTX,
+    DeviceMemory,
+    resolve,
+    simulate,
+)
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import RopeScaling
 
@@ -250,6 +257,25 @@ def test_what_prompt_and_answer_need_is_not_cut_for_a_share(
     squeezed(monkeypatch, where, rest)  # 4096 tokens take all of it
     assert chosen(model, settings, 2740) == 2816
     assert chosen(model, settings, 50) < 4096
+
+
+def test_graphs_are_larger_where_experts_on_a_gpu_have_room(
+    moe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(n_ctx=4096, draft_n_max=3, n_threads=1)
+
+    def n_ubatch(**options: Any) -> int | str:
+        return resolve(replace(settings, **options), model).settings.n_ubatch
+
+    with Model(moe_file, device="none") as model:
+        assert n_ubatch() == n_ubatch(n_ctx=0) == 512
+        monkeypatch.setattr(model, "on_gpu", True)
+        monkeypatch.setattr(model, "devices", [])
+        assert n_ubatch() == n_ubatch(n_ctx=0) == LARGE_N_UBATCH
+        assert n_ubatch(n_ubatch=256) == 256
+        _, rest = needed(model, replace(settings, n_ubatch=LARGE_N_UBATCH), 4096, 0)
+        squeezed(monkeypatch, 0, int(rest / memory.HOST_SHARE) - 1)
+        assert n_ubatch() == 512
 
 
 def test_places_count_with_their_checkpoints(demo: Model) -> None:
