@@ -133,6 +133,7 @@ ggml_tensor * llm_build_delta_net_base::build_pending_conv(
     if (inp->pend_rows) {
         gather_gates(inp, il); // first of all, or they would lie between larger tensors, to the end of the graph
     }
+    ggml_build_forward_expand(gf, x); // so that the nodes of the convolution follow each other: CUDA has a kernel for them all
     ggml_tensor * states = ggml_get_rows(ctx0, all, inp->conv_rows);
     cb(states, "conv_states", il);
     ggml_build_forward_expand(gf, states); // before others are stored there
