@@ -20,7 +20,7 @@ if(GGML_CUDA)
     find_package(CUDAToolkit REQUIRED)
     # Where the backend finds NVIDIA's packages: pyllama_mtp/ and nvidia/ lie in one folder.
     list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../../nvidia/cu${CUDAToolkit_VERSION_MAJOR}/lib")
-    if(NOT TARGET CUDA::cublas)
+    if(NOT TARGET CUDA::cublas OR "${CUDA_cublas_LIBRARY}" MATCHES "^${CMAKE_BINARY_DIR}/cublas/") # now, or when configured before
         execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/find_cublas.py ${CMAKE_BINARY_DIR}/cublas
             OUTPUT_VARIABLE _cublas OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE _rc)
         if(NOT _rc EQUAL 0)
