@@ -200,11 +200,13 @@ class Run:
     def measure(self, piece: Piece) -> None:
         """Run a piece, for LONGEST times its seconds at most."""
         args, began = self.args, time.monotonic()
-        more = "-p 64 -n 8 --repeat 1" + " --at 256" * ("32k" in piece.name)
+        # Other programs get the same n_ubatch, which is no default of theirs.
+        more = ["--n-ubatch 2048"] * piece.name.endswith("-35b")
+        more += ["-p 64 -n 8 --repeat 1", *["--at 256"] * ("32k" in piece.name)] * args.quick
         words = piece.words.format(
             **{"model": self.file(piece.model), "models": args.models, "output": args.output},
             old=args.old,
-            more=f"--minutes {piece.seconds / 60:.2f}" + f" --more '{more}'" * args.quick,
+            more=f"--minutes {piece.seconds / 60:.2f} --more '{' '.join(more)}'",
             quick="--quick" * args.quick,
         )
         self.say(f"{piece.name}: {words}")
