@@ -18,6 +18,7 @@ Exit codes: 0 all pieces are measured, 1 one failed, 3 there was no time for one
 from __future__ import annotations
 
 import argparse
+import fcntl
 import itertools
 import os
 import shlex
@@ -30,6 +31,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from benchkit import BENCH
 from benchkit.model import SYNTHETIC, make_models
@@ -37,7 +39,8 @@ from benchkit.model import SYNTHETIC, make_models
 from pyllama_mtp.measure.peers import BUILD_FOLDER, VARIABLE
 
 FAILED, UNFINISHED = 1, 3
-MODELS = SMALL, DENSE, EXPERTS = "0.8b-q4_k_m", "qwen3.6-27b", "qwen3.6-35b-a3b"
+#: In the order in which they are written; the experts take less time.
+MODELS = SMALL, EXPERTS, DENSE = "0.8b-q4_k_m", "qwen3.6-35b-a3b", "qwen3.6-27b"
 TINY = {SMALL: ("tiny", "q8_0"), DENSE: ("tiny", "q8_0"), EXPERTS: ("tiny-moe", "q8_0")}
 #: Bytes of all models, and cores that the writer leaves to the pieces.
 SIZE, OWN_CORES = 40 * 2**30, 4
@@ -145,32 +148,47 @@ class Run:
         self.pieces = [one for one in self.pieces if args.old or "{old}" not in one.words]
         self.codes = dict[str, int]()
         self.log = (args.output / "log.txt").open("ab")
-        self.lock, self.cores = args.models / "writing", sorted(os.sched_getaffinity(0))
-        missing = [name for name in MODELS if not self.file(name).exists()]
-        self.writer = self.write(missing) if missing and not self.lock.exists() else None
+        self.cores = sorted(os.sched_getaffinity(0))
+        if not all(self.file(name).exists() for name in MODELS) and not self.writing():
+            self.write()
 
     def file(self, model: str) -> Path:
         """The file of a model."""
         return Path(self.args.models, f"{model}.gguf")
 
-    def write(self, models: list[str]) -> subprocess.Popen[bytes]:
-        """Write models in a process that outlives this one."""
-        self.lock.touch()
+    def lock(self) -> IO[bytes]:
+        """A file that is locked while a process has it. Raises BlockingIOError: another has it."""
+        file = (self.args.models / "lock").open("wb")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+
+    def writing(self) -> bool:
+        """Whether models are being written."""
+        try:
+            self.lock().close()
+        except BlockingIOError:
+            return True
+        return False
+
+    def write(self) -> None:
+        """Write the models that are missing in a process that outlives this one."""
         own = OWN_CORES if len(self.cores) > 2 * OWN_CORES else 0
-        words = [sys.executable, BENCH / "gpu.py", "--models", self.args.models]
-        words += [*["--quick"] * self.args.quick, "--write", *models]
+        words = [sys.executable, BENCH / "gpu.py", "--models", self.args.models, "--write"]
+        words += ["--quick"] * self.args.quick
         os.sched_setaffinity(0, self.cores[own:])
-        process = subprocess.Popen(words, start_new_session=True, stdout=self.log, stderr=self.log)
+        with self.lock() as file:
+            subprocess.Popen(
+                words,
+                **{"stdout": self.log, "stderr": self.log},
+                pass_fds=[file.fileno()],
+                start_new_session=True,
+            )
         os.sched_setaffinity(0, self.cores[:own] or self.cores)
-        return process
 
     def next(self) -> Piece | None:
         """The first piece that fits and whose model is there, as soon as there is one."""
         while True:
-            if self.writer and self.writer.poll() is not None:
-                self.lock.unlink(missing_ok=True)  # which it leaves if it was killed
-            writing = self.lock.exists()
-            if not writing:
+            if not (writing := self.writing()):
                 os.sched_setaffinity(0, self.cores)
             left = self.end - time.monotonic()
             fitting = [one for one in self.pieces if one.seconds <= left]
@@ -182,11 +200,13 @@ class Run:
     def measure(self, piece: Piece) -> None:
         """Run a piece, for LONGEST times its seconds at most."""
         args, began = self.args, time.monotonic()
-        more = "-p 64 -n 8 --repeat 1" + " --at 256" * ("32k" in piece.name)
+        # Other programs get the same n_ubatch, which is no default of theirs.
+        more = ["--n-ubatch 2048"] * piece.name.endswith("-35b")
+        more += ["-p 64 -n 8 --repeat 1", *["--at 256"] * ("32k" in piece.name)] * args.quick
         words = piece.words.format(
             **{"model": self.file(piece.model), "models": args.models, "output": args.output},
             old=args.old,
-            more=f"--minutes {piece.seconds / 60:.2f}" + f" --more '{more}'" * args.quick,
+            more=f"--minutes {piece.seconds / 60:.2f} --more '{' '.join(more)}'",
             quick="--quick" * args.quick,
         )
         self.say(f"{piece.name}: {words}")
@@ -230,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--quick", action="store_true", help="try it, with tiny models: figures mean nothing")
     for name, what in (("texts", texts), ("memory", memory)):
         add(f"--{name}", type=Path, metavar="FILE", help=what.__doc__)
-    add("--write", nargs="+", choices=MODELS, metavar="MODEL", help="only write models")
+    add("--write", action="store_true", help="only write the models")
     args = parser.parse_args(argv)
     if args.quick:
         SYNTHETIC.update(TINY)
@@ -239,10 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     args.models, args.output = args.models.resolve(), args.output.resolve()
     args.models.mkdir(parents=True, exist_ok=True)
     if args.write:
-        try:
-            make_models(args.models, args.write)
-        finally:
-            (args.models / "writing").unlink(missing_ok=True)
+        make_models(args.models, MODELS)
         return 0
     args.output.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault(VARIABLE, str(BUILD_FOLDER))  # publish.py builds none

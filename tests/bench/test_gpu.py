@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import gpu
@@ -22,15 +21,7 @@ def test_pieces_that_fail_or_do_not_fit_do_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "PIECES", PIECES)
-    # As the writer of the models, one that writes the first of them.
-    names = [*map(repr, map(str, (tmp_path / f"{gpu.SMALL}.gguf", tmp_path / "writing")))]
-    script = f"open({names[0]}, 'w'); import os; os.unlink({names[1]})"
-    write = gpu.subprocess.Popen
-    monkeypatch.setattr(
-        gpu.Run,
-        "write",
-        lambda run, models: (run.lock.touch(), write([sys.executable, "-c", script]))[1],
-    )
+    monkeypatch.setattr(gpu.Run, "write", lambda run: run.file(gpu.SMALL).touch())
     options = ["--output", str(tmp_path), "--models", str(tmp_path), "--minutes", "1"]
     assert gpu.main(options) == gpu.FAILED
     said = (tmp_path / "log.txt").read_text()
