@@ -271,9 +271,9 @@ def matrix(
         model: an open model, or a .gguf file, which is loaded and closed again. None: the demo
             model that comes with the package.
         sizes: prompt sizes in tokens. None: 512, 1024 and 2048; 512 after filled contexts.
-        depths: drafts per round; 0 is no MTP, with which the others are compared; "auto" is a depth
-            that every sample learns anew. None: 0, 2, 3 and "auto"; 0 and "auto", with drafts
-            from the text, for a model without an MTP head.
+        depths: drafts per round; 0 is no MTP, with which the others are compared; "auto" is as many
+            as pay, and every sample learns acceptance anew. None: 0, 2, 3 and "auto"; 0 and "auto",
+            with drafts from the text, for a model without an MTP head.
         max_tokens: tokens generated per sample.
         repeat: samples per cell.
         settings: of every cell; `depths` and `axes` replace its fields. Without `n_threads`,

@@ -5,9 +5,9 @@ real rounds (:func:`.speculate`) after a few made-up tokens, in the engine's own
 empty again afterwards: no text, and no figure of a generation, depends on it. All drafts are
 rejected, so that a round also takes them back.
 
-What was measured is kept until rounds contradict it, in the folder pyllama-mtp/measured of
-XDG_CACHE_HOME, or of ~/.cache. The folder may be deleted at any time: a file that is not there,
-damaged or cannot be written only means that a session measures again.
+What was measured is kept in the folder pyllama-mtp/measured of XDG_CACHE_HOME, or of ~/.cache; so
+is, at a session's end, what its rounds made of it. The folder may be deleted at any time: a file
+that is not there, damaged or cannot be written only means that a session measures again.
 """
 
 from __future__ import annotations
@@ -72,16 +72,20 @@ def _calibrate(engine: Engine, counts: list[int]) -> None:
     settings = engine.settings
     kinds = context.options.mtp_head, settings.draft_head_type, settings.rollback
     kept = CostsFile(engine.target, context.n_head, *kinds, engine.depth)
-    costs = kept.load()
+    costs, n_threads, idle = kept.load(), engine.target.n_threads, True
+
+    def keep(costs: dict[int, Costs]) -> None:
+        if idle and engine.target.n_threads == n_threads:
+            kept.store(costs)
+
     if costs.keys() != {*counts} or any(one.limit != engine.depth for one in costs.values()):
-        n_threads = engine.target.n_threads
         began, waited_s = time.perf_counter(), waited_for_core()
         costs = {count: measure_costs(engine, count) for count in counts}
         took_s, waited_s = time.perf_counter() - began, waited_for_core() - waited_s
         log.info("measured in %.1f s what drafts cost here", took_s)
-        if waited_s < BUSY * took_s and engine.target.n_threads == n_threads:
-            kept.store(costs)
-    engine.drafting.know(costs, kept.forget)
+        idle = waited_s < BUSY * took_s
+        keep(costs)
+    engine.drafting.know(costs, keep)
 
 
 def _costs(limit: int, times: dict[int, list[tuple[float, float]]]) -> Costs:
@@ -218,8 +222,3 @@ class CostsFile:
                 file.unlink(missing_ok=True)
         except (OSError, PyllamaMtpError) as error:
             log.info("what was measured is not kept: %s", error)
-
-    def forget(self) -> None:
-        """Have the next session measure again."""
-        with suppress(OSError, PyllamaMtpError):
-            self.path.unlink(missing_ok=True)

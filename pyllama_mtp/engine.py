@@ -246,8 +246,9 @@ class Engine:
         self.sequences = self.prefixes.sequences
 
     def close(self) -> None:
-        """Free the contexts, and store their texts in files if wanted. May be called again."""
+        """Free the contexts; files keep what rounds cost, and texts if wanted. May be repeated."""
         if self.sequences and not self.target.closed:
+            self.drafting.close()
             self.prefixes.close(self.intact)
         for context in reversed(self._contexts()):
             context.close()

@@ -90,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parsing.comma_list(parsing.whole_or_auto(0)),
         metavar="N|auto,...",
         help="drafts per round. 0 is no MTP, with which the others are compared; 'auto' is the "
-        "driver's default: as many as pay, learned anew in every sample (default: "
+        "driver's default: as many as pay; every sample learns acceptance anew (default: "
         f"{','.join(map(str, DEPTHS))}, as far as --synthetic-acceptance has rates for them; for a "
         "model without an MTP head 0,auto, with drafts from the text)",
     )

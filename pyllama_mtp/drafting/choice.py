@@ -48,7 +48,7 @@ class Drafting:
         self.depths: DepthController | None = None
         self._settings, self._limit = settings, depth
         self._synthetic = settings.synthetic_acceptance
-        self._forget: Callable[[], None] | None = None
+        self._keep: Callable[[dict[int, Costs]], None] | None = None
         self._plain_s, self._n_plain = 0.0, 0  # a sum over the tokens since the last begin()
         if settings.draft_n_max == "auto":
             self.depths = DepthController(self._limit, has_head=head.context is not None)
@@ -56,11 +56,17 @@ class Drafting:
                 self.ngrams = NgramDrafter(self._limit, n_sequences)
         self._drafters = [self.head, *([self.ngrams] if self.ngrams else [])]
 
-    def know(self, costs: Mapping[int, Costs], forget: Callable[[], None]) -> None:
-        """Choose depths by these costs, by number of sequences. `forget` is called when rounds
-        contradict them."""
+    def know(self, costs: Mapping[int, Costs], keep: Callable[[dict[int, Costs]], None]) -> None:
+        """Choose depths by these costs, by number of sequences. `keep` is called by :meth:`close`
+        with the costs as rounds have corrected them, if there were any."""
         self.depths = DepthController(self._limit, costs, self.head.context is not None)
-        self._forget = forget
+        self._keep = keep
+
+    def close(self) -> None:
+        """Keep what rounds taught. May be called again."""
+        if self.depths and self._keep and (learned := self.depths.costs.learned()):
+            self._keep(learned)
+        self._keep = None
 
     def describe(self, telemetry: Telemetry) -> None:
         """Note what adaptive depth has measured: what plain steps would have taken a sequence that
@@ -178,6 +184,3 @@ class Drafting:
         if plain_s := self.depths.plain_s:
             n = len(drafted[0].chosen)
             self._plain_s, self._n_plain = self._plain_s + n * plain_s, self._n_plain + n
-        if self._forget and self.depths.costs.contradicted:
-            self._forget()
-            self._forget = None

@@ -16,7 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from ..errors import UsageError
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 # -- what a round costs and gives ------------------------------------------------------------------
 
@@ -157,14 +162,13 @@ def needed_acceptance(wanted: float, depth: int) -> float | None:
 
 # -- costs, as rounds show them --------------------------------------------------------------------
 
-#: Rounds after which a time counts for 1/e: for the pace of the machine, and for the correction of
-#: a depth's cost; and the rounds that a measured cost is worth against such corrections.
-PACE_MEMORY, COST_MEMORY, COST_WEIGHT = 4.0, 64.0, 4.0
-#: Natural logarithm; a round that took longer than this above what was expected has stalled.
+#: Natural logarithms, standard deviations, of what rounds take to what was measured: of all depths
+#: alike (the machine's pace, the context's length), and of a depth to the one before it.
+PACE, DEPTH = 0.2, 0.12
+#: How far both go in a round, and how far a round is from the mean of its depth.
+PACE_DRIFT, DEPTH_DRIFT, NOISE = 0.03, 0.005, 0.08
+#: A round that took longer than this above what was expected has stalled.
 STALL = 0.4
-#: Natural logarithms: corrections of a cost after some rounds, or a machine faster than it was,
-#: that contradict the measurement; a slower one leaves it in doubt.
-CONTRADICTION, SOME_ROUNDS = 0.2, 16
 #: Plain steps that a draft, and a further row of each sequence, take where nothing was measured.
 GUESS = 0.1
 
@@ -176,11 +180,14 @@ def guessed_costs(limit: int) -> Costs:
 
 
 class CostModel:
-    """Seconds of rounds by number of sequences and depth: measured before, checked as rounds come.
+    """Seconds of rounds by number of sequences and depth: measured before, learned as rounds come.
 
-    A machine that is busy, or a longer text, slows all rounds: their common pace follows within a
-    few rounds. What a depth costs beside that is corrected slowly: where memory is slower than it
-    was, passes over few rows take longer, and those over many, which wait for products, do not.
+    The measured costs are those of rounds whose drafts were made up, in a short context. So each
+    may be wrong, a depth's like its neighbours'; and a busy machine, or a longer text, slows all
+    rounds. Both are learned from whole rounds by a Kalman filter (Kalman 1960, "A new approach to
+    linear filtering and prediction problems"), whose state is, by depth, the natural logarithm of
+    what a round takes to what was measured. A round of one depth tells of the others, too: of the
+    pace if it was run shortly before or after them, and of its neighbours' costs.
 
     Args:
         limit: greatest depth.
@@ -191,8 +198,10 @@ class CostModel:
     def __init__(self, limit: int, measured: Mapping[int, Costs] | None = None) -> None:
         self._measured = dict(sorted((measured or {1: guessed_costs(limit)}).items()))
         self._known = dict(self._measured)
-        self._pace, self._paces = 0.0, 0.0  # a natural logarithm; rounds that it rests on
-        self._off: dict[tuple[int, int], tuple[float, float]] = {}  # sums of logarithms, and rounds
+        self._seen = set[tuple[int, int]]()
+        depths = np.arange(limit + 1)
+        self._alike, self._steps = np.ones((limit + 1,) * 2), np.minimum.outer(depths, depths)
+        self._states: dict[int, tuple[Floats, Floats]] = {}  # of n sequences: means, covariance
 
     def costs(self, n: int = 1) -> Costs:
         """As measured, of rounds of `n` sequences."""
@@ -212,58 +221,69 @@ class CostModel:
 
         return Costs(mixed(one.verify, other.verify), mixed(one.draft, other.draft))
 
-    def factor(self, depth: int, n: int = 1) -> float:
-        """Of the measured cost of a round, at the pace of the measurement."""
-        return math.exp(self._correction(n, depth))
+    def _state(self, n: int) -> tuple[Floats, Floats]:
+        if n not in self._states:
+            covariance = PACE**2 * self._alike + DEPTH**2 * self._steps
+            self._states[n] = np.zeros(len(covariance)), covariance
+        return self._states[n]
 
-    def doubt(self, depth: int, n: int = 1) -> float:
-        """Natural logarithm: how much faster than :meth:`factor` says a round may be, because the
-        machine is not what it was when costs were measured, and few such rounds were seen since."""
-        _, count = self._off.get((n, depth), (0.0, 0.0))
-        return max(abs(self._pace) - CONTRADICTION, 0.0) * COST_WEIGHT / (count + COST_WEIGHT)
+    def factors(self, n: int = 1) -> list[float]:
+        """By depth: of the measured costs of a round of `n` sequences."""
+        return list(map(float, np.exp(self._state(n)[0])))
+
+    def doubts(self, depth: int, n: int = 1) -> list[float]:
+        """By depth: natural logarithm, deviation, of its cost to that of `depth`; 0: rounds
+        of it would tell less than those of `depth` do."""
+        covariance = self._state(n)[1]
+        own = covariance.diagonal()
+        apart = np.maximum(own + own[depth] - 2.0 * covariance[depth], 0.0)
+        return list(map(float, np.where(own > own[depth], np.sqrt(apart), 0.0)))
 
     def plain(self, n: int = 1) -> float:
         """Seconds of a plain step now."""
-        return self.costs(n).plain * self.factor(0, n) * math.exp(self._pace)
+        return self.costs(n).plain * math.exp(self._state(n)[0][0])
+
+    def learned(self) -> dict[int, Costs]:
+        """Costs by number of sequences, as rounds have corrected them; {}: no round has. A pace
+        slower than measured is this text's or this moment's; a faster one is the machine's."""
+        costs = dict(self._measured)
+        for n in costs.keys() & self._states.keys():
+            factors = self.factors(n)
+            verify, draft = (
+                [
+                    time * factor / max(factors[0], 1.0)
+                    for time, factor in zip(of, factors, strict=True)
+                ]
+                for of in (costs[n].verify[1:], costs[n].draft)
+            )
+            costs[n] = Costs((0.0, *verify), tuple(draft))
+        return costs if costs != self._measured else {}
 
     def update(self, n_tried: int, n_drafted: int, total_s: float, n: int = 1) -> None:
         """Add a round of `n` sequences: drafts computed, drafts verified of each, seconds. The
         first one of a depth does not count: its graphs are built."""
-        if (n, n_drafted) not in self._off:
-            self._off[n, n_drafted] = 0.0, 0.0
+        if (n, n_drafted) not in self._seen:
+            self._seen.add((n, n_drafted))
             return
-        costs = self.costs(n)
+        costs, (mean, covariance) = self.costs(n), self._state(n)
         usual = costs.draft[n_tried] + costs.verify[n_drafted + 1]
-        off = math.log(max(total_s, 1e-9) / usual)
-        known = self._correction(n, n_drafted)
-        if self._paces:
-            off = known + min(max(off - known, self._pace - STALL), self._pace + STALL)
-        self._paces = min(self._paces + 1.0, PACE_MEMORY)
-        self._pace += (off - known - self._pace) / self._paces
-        total, count = self._off.get((n, n_drafted), (0.0, 0.0))
-        kept = 1.0 - 1.0 / COST_MEMORY
-        self._off[n, n_drafted] = kept * total + off - self._pace, kept * count + 1.0
-
-    def _correction(self, n: int, depth: int) -> float:
-        total, count = self._off.get((n, depth), (0.0, 0.0))
-        return total / (count + COST_WEIGHT)
-
-    @property
-    def contradicted(self) -> bool:
-        """Whether rounds have shown that the costs were measured in a bad moment."""
-        seen = [key for key, (_, count) in self._off.items() if count >= SOME_ROUNDS]
-        wrong = any(abs(self._correction(*key)) > CONTRADICTION for key in seen)
-        return wrong or (bool(seen) and self._pace < -CONTRADICTION)
+        off = math.log(max(total_s, 1e-9) / usual) - float(mean[n_drafted])
+        covariance += PACE_DRIFT**2 * self._alike + DEPTH_DRIFT**2 * self._steps
+        gain = covariance[n_drafted] / (covariance[n_drafted, n_drafted] + NOISE**2)
+        mean += gain * min(max(off, -STALL), STALL)
+        covariance -= np.outer(gain, covariance[n_drafted])
 
 
 # -- acceptance, and the choice --------------------------------------------------------------------
 
 #: A draft's acceptance before any outcome, and how many outcomes that prior is worth.
-PRIOR_RATE, PRIOR_WEIGHT = 0.75, 2.5
+PRIOR_RATE, PRIOR_WEIGHT = 0.75, 3.0
 #: Rounds after which an outcome counts for 1/e.
 MEMORY = 48.0
 #: The part of the time that may be lost by trying other depths than that which seems the fastest.
 SHARE = 0.01
+#: Standard deviations by which costs may be better than they seem.
+HOPE = 1.5
 
 #: For each sequence of a round: how many drafts it could use, and how many of them held.
 Outcomes: TypeAlias = Sequence[tuple[int, int]]
@@ -313,9 +333,9 @@ class DepthController:
 
     A round has the depth of the highest expected speed. Of other depths nothing would be learned
     any more. So whenever SHARE of the time so far covers what was lost by it, a round tries one
-    that may be faster for all that is known (:meth:`.CostModel.doubt`), or any drafts where there
-    are none. A round that loses nothing is followed by the next at once, and so text that has
-    become predictable is noticed.
+    that may be faster for all that is known (:meth:`.CostModel.doubts`), or any drafts where there
+    are none. A round of drafts that loses nothing is followed by the next at once, and so text that
+    has become predictable is noticed.
 
     Args:
         limit: greatest depth.
@@ -331,7 +351,8 @@ class DepthController:
         self._has_head, self._measured = has_head, costs is not None
         self._accepted, self._offered = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
         self._spare = 0.0  # plain steps that trying other depths may lose; not above 0
-        self._asked, self._given_up = 0, 0.0  # by a round that tries: tokens per plain step; or 0
+        self._asked = 0
+        self._lost: float | None = 0.0  # plain steps that this try loses; None: its outcome tells
 
     @property
     def plain_s(self) -> float | None:
@@ -347,10 +368,10 @@ class DepthController:
         """By depth: plain steps that a round takes, and tokens that it gives each sequence."""
         if not self._has_head:
             return [1.0], [1.0]
-        costs, factor = self.costs.costs(n), self.costs.factor
-        plain = costs.plain * factor(0, n)
+        costs, factors = self.costs.costs(n), self.costs.factors(n)
+        plain = costs.plain * factors[0]
         times = times_by_depth(costs, self.limit, self._offered.rates())
-        steps = [time * factor(depth, n) / plain for depth, time in enumerate(times)]
+        steps = [time * factor / plain for time, factor in zip(times, factors, strict=True)]
         return steps, tokens_by_depth(self._accepted.rates())
 
     def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
@@ -365,19 +386,21 @@ class DepthController:
         if self._spare >= 0.0:
             asked = self._other(best, steps, tokens, n_sequences)
         self._asked = asked if at_most is None else max(0, min(asked, at_most))
-        self._given_up = 0.0 if self._asked == best else speeds[best]
+        self._lost = steps[self._asked] - tokens[self._asked] / speeds[best]
+        if best == 0 < self._asked:
+            self._lost = None
         return self._asked
 
     def _other(self, usual: int, steps: Sequence[float], tokens: Sequence[float], n: int) -> int:
         """A depth that is worth a try; `usual`: there is none."""
         if usual == 0 < self.limit:
             return min(range(1, len(steps)), key=lambda depth: steps[depth] - tokens[depth])
-
-        def hoped(depth: int) -> float:
-            return tokens[depth] / steps[depth] * math.exp(self.costs.doubt(depth, n))
-
-        doubted = (depth for depth in range(len(steps)) if self.costs.doubt(depth, n))
-        return max((usual, *doubted), key=hoped)
+        doubts = self.costs.doubts(usual, n)
+        hoped = [
+            tokens[depth] / steps[depth] * math.exp(HOPE * doubts[depth])
+            for depth in range(len(steps))
+        ]
+        return hoped.index(max(hoped))
 
     def update(self, n_drafted: int, outcomes: Outcomes, total_s: float) -> None:
         """Learn from a round, of the depth chosen last.
@@ -394,11 +417,12 @@ class DepthController:
             self._accepted.update(n_usable, n_held)
         self._offered.update(self._asked, n_drafted)
         n_tried = min(n_drafted + 1, self._asked)
-        costs = self.costs.costs(n)
-        usual = (costs.draft[n_tried] + costs.verify[n_drafted + 1]) / costs.plain
-        steps = min(total_s / self.costs.plain(n), usual * math.exp(STALL))
-        n_tokens = 1.0 + sum(n_held for _, n_held in outcomes) / n
-        lost = steps - n_tokens / self._given_up if self._given_up else 0.0
+        costs, factors = self.costs.costs(n), self.costs.factors(n)
+        usual = (costs.draft[n_tried] + costs.verify[n_drafted + 1]) * factors[n_drafted]
+        steps = min(total_s, usual * math.exp(STALL)) / self.costs.plain(n)
+        lost = self._lost
+        if lost is None:
+            lost = steps - 1.0 - sum(n_held for _, n_held in outcomes) / n
         self._spare = min(0.0, self._spare + SHARE * steps - lost)
         self.costs.update(n_tried, n_drafted, total_s, n)
 
