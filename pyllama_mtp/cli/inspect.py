@@ -106,12 +106,10 @@ def _needed(info: GGUFInfo, settings: Settings) -> tuple[Needed, tuple[int, str]
             costs = cache_costs(model, settings.cache_type_k, settings.cache_type_v)
             return simulate(model, resolved), (n_ubatch, why_ubatch(model, n_ubatch)), costs
 
-    without, *more = of(False)
-    with_mtp = without
-    if info.has_mtp and info.supported and settings.depth_limit:
-        with_mtp, *more = of(True)
-    ubatch, costs = more
-    return {"no_mtp": without, "mtp": with_mtp}, ubatch, costs
+    without = of(False)
+    drafts = info.has_mtp and info.supported and settings.depth_limit
+    with_mtp = of(True) if drafts else without
+    return {"no_mtp": without[0], "mtp": with_mtp[0]}, *with_mtp[1:]
 
 
 def _print_memory(needed: Needed) -> None:
