@@ -11,6 +11,7 @@ more ("replay").
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from .drafting.upstream import UpstreamDrafter
 from .errors import FatalDecodeError, PromptFileError, UsageError
 from .llama import native
 from .llama.batch import Batch, Ints
+from .llama.cachetypes import cache_costs
 from .llama.context import Context
 from .llama.contextoptions import ContextOptions, NodeTimes, padded
 from .llama.drafts import reserve_rounds
@@ -38,6 +40,8 @@ from .request import Request, rows_wanted
 from .sequence import Drafts, Sequence, shared_tokens
 from .settings import HEAD_TYPES, Settings
 from .telemetry import Telemetry
+
+log = logging.getLogger("pyllama_mtp")
 
 #: Tokens of a chunk of the gated delta rule, as llama.cpp computes it. Parts of a prompt that have
 #: whole chunks, and no graph below this, leave the same bits as the prompt at once.
@@ -223,6 +227,9 @@ class Engine:
         self._outputs_before, self._waited_before = 0, 0.0
         self.prompt_sync = resolved.prompt_sync
         options = replace(resolved.target, times=times)
+        if not model.options.no_alloc:
+            for cost in cache_costs(model, settings.cache_type_k, settings.cache_type_v):
+                log.warning("%s", cost)
         self.head = Drafter()
         self.sequences = list[Sequence]()
         self.target = Context(model, options)

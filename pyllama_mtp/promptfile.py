@@ -39,6 +39,7 @@ from .checkpoints import Checkpoint
 from .errors import InsufficientMemoryError, ModelFileError, PromptFileError, UsageError
 from .files import replacing
 from .llama.batch import KeptRow, State
+from .llama.devicestates import on_host
 from .llama.vision import EncodedImage, PlacedImage
 from .machine import available_memory
 from .models.ggufheader import ArraySummary, Value
@@ -274,7 +275,7 @@ def _members(prompt: ProcessedPrompt) -> dict[str, State]:
     for saved, one in zip(described, prompt.checkpoints, strict=True):
         row = one.row or KeptRow()
         rest = [array.tobytes() for array in (one.carry, row.ids, row.values) if array is not None]
-        sections[saved.name] = b"".join([one.state, *rest])
+        sections[saved.name] = b"".join([on_host(one.state), *rest])
     about = prompt.identity, prompt.draft_n_past, [*sections], prompt.images, tuple(described)
     text = json.dumps(msgspec.to_builtins(_Header(*about))).encode()
     if len(text) > MAX_HEADER:

@@ -238,6 +238,18 @@ PYLLAMA_API void pyllama_give_up_waiting(double seconds);
 // has failed, and *free and *total are 0.
 PYLLAMA_API bool pyllama_device_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
 
+// The shape of attention: sizes of a row of K and of V of a head, numbers of heads of Q and of K and V.
+struct pyllama_attention {
+    int64_t k;
+    int64_t v;
+    int64_t n_head;
+    int64_t n_head_kv;
+};
+
+// Whether a device computes flash attention over caches of these types; elsewhere the CPU does. Also false for no memory.
+PYLLAMA_API bool pyllama_device_has_attention(
+        ggml_backend_dev_t device, struct pyllama_attention shape, enum ggml_type type_k, enum ggml_type type_v);
+
 // Records the nodes of a decode: pass pyllama_trace_node as cb_eval and a pyllama_trace as its data. Nothing is computed
 // differently. `n` goes on counting when `capacity` is reached.
 struct pyllama_node {

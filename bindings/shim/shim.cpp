@@ -597,6 +597,23 @@ bool pyllama_device_memory(ggml_backend_dev_t device, size_t * free, size_t * to
     }
 }
 
+bool pyllama_device_has_attention(
+        ggml_backend_dev_t device, pyllama_attention shape, ggml_type type_k, ggml_type type_v) {
+    constexpr int64_t n_rows = 4, n_cells = 256;
+
+    ggml_context * ctx = ggml_init({ 8*ggml_tensor_overhead(), nullptr, true });
+    if (!ctx) {
+        return false;
+    }
+    ggml_tensor * q    = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape.k, n_rows,  shape.n_head);
+    ggml_tensor * k    = ggml_new_tensor_3d(ctx, type_k,        shape.k, n_cells, shape.n_head_kv);
+    ggml_tensor * v    = ggml_new_tensor_3d(ctx, type_v,        shape.v, n_cells, shape.n_head_kv);
+    ggml_tensor * mask = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, n_cells, n_rows);
+    const bool has = ggml_backend_dev_supports_op(device, ggml_flash_attn_ext(ctx, q, k, v, mask, 1.0f, 0.0f, 0.0f));
+    ggml_free(ctx);
+    return has;
+}
+
 const char * pyllama_wait_poll(const char * worker, int64_t silent_us, void * p) {
     const auto poll = reinterpret_cast<int (*)(void *)>(p);
     if (llama_time_us() >= give_up_at || (poll && guards > 0 && poll(nullptr) != 0)) {

@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
     k, v, slow = args.cache_type_k, args.cache_type_v, _slow_types(info)
     settings = Settings(n_ctx=args.n_ctx, cache_type_k=k, cache_type_v=v, draft_n_max=args.depth)
     try:
-        (needed, ubatch), why = _needed(info, settings), ""
+        (needed, ubatch, costs), why = _needed(info, settings), ""
     except PyllamaMtpError as error:  # a model that cannot be loaded can still be described
-        needed, ubatch, why = {}, None, str(error)
+        needed, ubatch, costs, why = {}, None, [], str(error)
     if args.json:
         print(json.dumps(_as_json(info, args.n_ctx, needed, ubatch, why, slow), indent=2))
         return 0
@@ -86,26 +86,30 @@ def run(args: argparse.Namespace) -> int:
         _print_memory(needed)
     if ubatch:
         print(f"n_ubatch {ubatch[0]}: {ubatch[1]}")
+    for cost in costs:
+        print(f"cache {k}/{v}: {cost}")
     return 0
 
 
-def _needed(info: GGUFInfo, settings: Settings) -> tuple[Needed, tuple[int, str]]:
-    """What llama.cpp would allocate in each memory, without MTP and with it; and tokens per graph,
-    and why so many."""
+def _needed(info: GGUFInfo, settings: Settings) -> tuple[Needed, tuple[int, str], list[str]]:
+    """What llama.cpp would allocate in each memory, without MTP and with it; tokens per graph,
+    and why so many; and what the types of the caches cost."""
     from pyllama_mtp import Model
+    from pyllama_mtp.llama.cachetypes import cache_costs
     from pyllama_mtp.memory import resolve, simulate, why_ubatch
 
-    def of(mtp: bool) -> tuple[list[DeviceMemory], tuple[int, str]]:
+    def of(mtp: bool) -> tuple[list[DeviceMemory], tuple[int, str], list[str]]:
         chosen = settings if mtp else replace(settings, draft_n_max=0)
         with Model(info.path, mtp=mtp, no_alloc=True, head=info.head or NO_HEAD) as model:
             resolved = resolve(chosen, model)
             n_ubatch = resolved.settings.ubatch
-            return simulate(model, resolved), (n_ubatch, why_ubatch(model, n_ubatch))
+            costs = cache_costs(model, settings.cache_type_k, settings.cache_type_v)
+            return simulate(model, resolved), (n_ubatch, why_ubatch(model, n_ubatch)), costs
 
-    without, ubatch = of(False)
+    without = of(False)
     drafts = info.has_mtp and info.supported and settings.depth_limit
-    with_mtp, ubatch = of(True) if drafts else (without, ubatch)
-    return {"no_mtp": without, "mtp": with_mtp}, ubatch
+    with_mtp = of(True) if drafts else without
+    return {"no_mtp": without[0], "mtp": with_mtp[0]}, *with_mtp[1:]
 
 
 def _print_memory(needed: Needed) -> None:

@@ -90,11 +90,11 @@ class DeviceStates:
 
     def make_room(self) -> None:
         """Bring the oldest state to the host if all room is taken."""
-        states = {slot: there() for slot, there in self._states.items()}
-        states = {slot: state for slot, state in states.items() if state is not None}
-        self._states = {slot: self._states[slot] for slot in states}
+        there = [(slot, ref, ref()) for slot, ref in self._states.items()]
+        self._states = {slot: ref for slot, ref, state in there if state is not None}
+        states = [state for _, _, state in there if state is not None]
         if len(states) == self._n:
-            next(iter(states.values())).on_host()
+            states[0].on_host()
 
     def fetch(self, slot: int, size: int) -> State:
         """The bytes of a state, whose place is free then; see :meth:`DeviceState.on_host`."""

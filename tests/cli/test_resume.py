@@ -22,7 +22,7 @@ def test_resume_measures_what_is_missing(watched: Watched, cli: Cli) -> None:
     path = Path("matrix.jsonl")
     before = path.read_bytes()
     refused = cli(*SMALL, "--resume", "--n-ubatch", "64")
-    assert refused.code == 2 and "--resume: settings.n_ubatch was auto" in refused.err
+    assert refused.code == 2 and "--resume: settings.n_ubatch was 'auto'" in refused.err
     assert path.read_bytes() == before
     result = cli(*SMALL, "--resume")
     assert result.code == 0

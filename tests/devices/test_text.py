@@ -15,6 +15,7 @@ import pytest
 
 from pyllama_mtp import BatchSession, Generation, Model, Sampling, Session
 from pyllama_mtp.llama import native
+from pyllama_mtp.llama.cachetypes import cache_costs
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 
@@ -84,6 +85,16 @@ def test_quantized_caches(demo_pair: Pair, kind: str) -> None:
     gap = demo_pair.gap * (10 if kind == "q4_0" else 2)  # what is stored is rounded, too
     assert_same_tokens(demo_pair.here, prompt, got.tokens, expected, gap)
     assert sum(got.telemetry.accepted) > 2
+
+
+def test_caches_without_attention_are_named(demo_pair: Pair, device: native.Device) -> None:
+    """Vulkan does not mix BF16 with other types."""
+    if not device.name.startswith("Vulkan"):
+        pytest.skip("other devices have other types")
+    for kind in ("f16", "q8_0", "bf16"):
+        assert not cache_costs(demo_pair.there, kind, kind)
+    (cost,) = cache_costs(demo_pair.there, "bf16", "f16")
+    assert cost.startswith(f"{device.name} has no attention over a bf16 K and a f16 V cache")
 
 
 @pytest.mark.parametrize("options", [{"depth": 0}, {}, {"draft_vocab": FEW}], ids=str)

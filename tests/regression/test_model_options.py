@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import Model, Session
+from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native
+from pyllama_mtp.llama.cachetypes import cache_costs
 from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.models.synth import write_synthetic
 
@@ -114,3 +115,17 @@ def test_a_cache_of_experts_is_made(moe_file: Path) -> None:
         with pytest.raises(UsageError, match="MoE cache requires a GPU"):
             Context(model, options)
         Context(model, replace(options, mtp_head=True)).close()
+
+
+def test_what_quantized_caches_cost_on_cuda_is_said(
+    demo_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Model(demo_file, device="none") as model:
+        Session(model, Settings(n_ctx=256, cache_type_k="q8_0", cache_type_v="q8_0")).close()
+        assert "q8_0" not in caplog.text
+        monkeypatch.setattr(model, "on_gpu", True)
+        monkeypatch.setattr(model, "devices", native.load().handles("cpu"))
+        monkeypatch.setattr(native.Library, "device_name", lambda self, device: "CUDA0")
+        assert not cache_costs(model, "f16", "f16")
+        (cost,) = cache_costs(model, "f16", "q4_0")
+        assert cost.startswith("CUDA0 turns a whole f16 and q4_0 cache into F16")
