@@ -3,6 +3,7 @@ where none can be. Going back after them: test_going_back.py."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -62,6 +63,25 @@ def test_a_delta_net_is_one_node(model: Model, n_rs_seq: int) -> None:
             ops = Counter(op for op, _ in computed(c))
         assert ops["GATED_DELTA_NET_ROWS"] == len(model.info.recurrent_layers)
         assert not ops["GATED_DELTA_NET"]
+
+
+def test_the_core_of_a_verification_is_four_kernels_a_layer_on_cuda(model: Model) -> None:
+    """One for the nodes of a convolution, which follow each other, one for the norm of q and k,
+    two for the net; between them nothing gathers or copies."""
+    if model.on_gpu:
+        pytest.skip("where the operator is missing there are more nodes")
+    with context(model, n_rs_seq=SNAPSHOTS, trace=True) as c:
+        tokens = made_up(model, 2 + SNAPSHOTS)
+        decode(c, tokens[:2])
+        decode(c, tokens[2:], 2)
+        ops = " ".join(op for op, _ in computed(c))
+    convolution = "GET_ROWS SET_ROWS CONCAT SSM_CONV UNARY"
+    between = r"(?:(?!GET_ROWS|SET_ROWS|CPY|CONCAT)\S+ )*"
+    cores = re.findall(rf"{convolution} {between}GATED_DELTA_NET_ROWS", ops)
+    assert len(cores) == len(model.info.recurrent_layers), ops
+    assert model.info.architecture == "qwen3next" or all(
+        "UNARY RMS_NORM SCALE " in c for c in cores
+    )
 
 
 def test_a_short_batch_does_not_pay_for_room(model: Model) -> None:
