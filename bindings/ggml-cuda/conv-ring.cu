@@ -2,6 +2,8 @@
 
 #include "conv-ring.cuh"
 
+#include "delta-net-rows.cuh"
+
 #include <algorithm>
 
 namespace {
@@ -42,7 +44,7 @@ static bool match(const ggml_cgraph * cgraph, int first, conv_ring & found) {
     constexpr int     n_ops = sizeof(ops) / sizeof(ops[0]);
 
     ggml_tensor * nodes[n_ops];
-    int end = first;
+    int end = pyllama_cuda_trial() ? first : cgraph->n_nodes;
     for (int n = 0; n < n_ops; ++end) {
         if (end == cgraph->n_nodes) {
             return false;

@@ -4,6 +4,7 @@
 #include "delta-net-rows.cuh"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace {
 
@@ -287,12 +288,17 @@ static bool aligned(const ggml_tensor * t) {
 
 }  // namespace
 
+bool pyllama_cuda_trial() {
+    static const bool asked = getenv("PYLLAMA_MTP_TRIAL") != nullptr;
+    return asked;
+}
+
 bool ggml_cuda_supports_gated_delta_net_rows(const ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0], * k = dst->src[1], * states = dst->src[5], * pend = dst->src[6], * ids = dst->src[8];
 
     const int64_t size = dst->ne[0];
     const bool    own  = !states->buffer || !ggml_backend_buffer_is_host(states->buffer); // not a copy: it is written
-    return own && (size == 16 || size == 32 || size == 64 || size == 128) && aligned(q) && aligned(k) && aligned(states) &&
+    return pyllama_cuda_trial() && own && (size == 16 || size == 32 || size == 64 || size == 128) && aligned(q) && aligned(k) && aligned(states) &&
            (!pend || aligned(pend)) && ids->ne[0] <= MAX_IDS;
 }
 

@@ -18,6 +18,7 @@ from pyllama_mtp.llama import native
 from pyllama_mtp.llama.cachetypes import cache_costs
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
+from pyllama_mtp.prefixcache import TRIAL
 
 from ..adapters import trunk, write_adapter
 from ..regression.support import (
@@ -132,11 +133,14 @@ def test_a_prompt_without_drafts_is_cut_before_the_last_ffn(
 
 
 @pytest.mark.parametrize("depth", [0, DEPTH])
-def test_the_newest_checkpoints_stay_on_the_device(demo_pair: Pair, depth: int) -> None:
+def test_the_newest_checkpoints_stay_on_the_device(
+    demo_pair: Pair, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Later, on the host, they are what was saved at once."""
     prompt = [token for prompt in demo_pair.prompts[:2] for token in prompt] * 3
     kept = []
     for on_device in (2, 0):
+        monkeypatch.setenv(TRIAL, "1")
         with Session(demo_pair.there, settings(depth, n_batch=32, n_ubatch=16)) as session:
             engine = engine_of(session)
             assert engine.target.states
