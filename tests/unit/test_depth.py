@@ -154,9 +154,7 @@ ON_A_GPU = {
 #: length of the context". 4 to 6 are extrapolated where `auto` did not draft as many.
 BY_CONTEXT = [
     ("27b", 1024, 11.25, 16.86, (74, 55, 40, 33, 28, 22)),
-    ("27b", 4096, 11.57, 17.11, (55, 40, 25, 19, 14, 10)),
     ("27b", 32768, 12.06, 17.77, (84, 62, 42, 36, 28, 22)),
-    ("27b", 131072, 14.08, 20.51, (75, 58, 50, 38, 30, 23)),
     ("35b-a3b", 1024, 4.093, 7.246, (61, 38, 23, 16, 10, 7)),
     ("35b-a3b", 4096, 4.361, 8.037, (62, 44, 30, 24, 18, 12)),
     ("35b-a3b", 32768, 4.708, 8.546, (57, 33, 19, 11, 5, 3)),
@@ -169,12 +167,12 @@ def test_recorded_rounds_of_a_gpu(
     name: str, n_context: int, plain: float, three: float, accepted: tuple[int, ...]
 ) -> None:
     """Costs as they were measured in a short context, of drafts that read the same experts: a draft
-    seemed to take half of what it takes. The first answer of a machine, and a later one."""
+    seemed to take 0.3 of what it takes. The first answer of a machine, and a later one."""
     recorded = ON_A_GPU[name]
     scale = (three / plain - 1.0) / (recorded[3] / recorded[0] - 1.0)
     steps = [1.0 + scale * (time / recorded[0] - 1.0) for time in recorded]
     true = table(steps, 1e-6)
-    seemed = table([1.0 + 0.5 * (step - 1.0) for step in steps], 1e-6)
+    seemed = table([1.0 + 0.3 * (step - 1.0) for step in steps], 1e-6)
     rates = [now / before for before, now in itertools.pairwise((100, *accepted))]
     seeds = range(8)
 
@@ -184,7 +182,7 @@ def test_recorded_rounds_of_a_gpu(
         )
 
     ours = [DepthController(LIMIT, nearly(seemed, seed)) for seed in seeds]
-    for least, seed in ((0.94, 0), (0.955, 100)):
+    for least, seed in ((0.94, 0), (0.96, 100)):
         fixed = [total([depth] * len(seeds), seed) for depth in range(LIMIT + 1)]
         took = total(ours, seed)
         assert least * took < min(fixed) and took < fixed[0] / 1.1
