@@ -399,10 +399,9 @@ def axis_value(name: str, word: str) -> Any:
             if power:
                 return tuple(powers(float(rate), int(n)))
             return None if word == "none" else tuple(float(rate) for rate in word.split("/"))
-        if name == "n_threads" and word == usual:
-            return word
-        kind = int if usual is None or name == "n_threads" else type(usual)
-        return kind(word)
+        if name in ("n_threads", "n_ubatch"):  # a number or "auto"
+            return word if word == usual else int(word)
+        return (int if usual is None else type(usual))(word)
     except (KeyError, ValueError):
         raise UsageError(f"{word!r} is no value of the axis {name}") from None
 
