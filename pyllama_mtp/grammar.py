@@ -131,7 +131,7 @@ class Grammar:
         try:
             reason = _fault(self.kind, self.source)
         except BusyError as error:
-            reason = str(error)
+            raise self.refused(str(error)) from error
         if reason:
             raise self.refused(reason)
 

@@ -123,4 +123,4 @@ def render(
     except CallError as reason:  # a template is a program and can fail in any way
         raise UsageError(
             f"the model's chat template cannot render these messages: {reason}"
-        ) from None
+        ) from reason

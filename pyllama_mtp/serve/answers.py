@@ -22,6 +22,7 @@ from pyllama_mtp.chats.options import ChatOptions
 from pyllama_mtp.chats.thinking import CLOSE, OPEN, Piece
 from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.chats.tools import Tools
+from pyllama_mtp.child import BusyError
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.images import pixels_of_url
 from pyllama_mtp.llama.model import Model
@@ -30,7 +31,7 @@ from pyllama_mtp.request import Limits, Options, Request, make_request, tokens_o
 from pyllama_mtp.scheduler import Progress
 from pyllama_mtp.telemetry import Telemetry
 
-from .bodies import ApiError, Body, ChatBody, CompletionBody, TokenizeBody, bad_request
+from .bodies import ApiError, Body, ChatBody, CompletionBody, TokenizeBody, bad_request, busy
 from .generator import Generator, Job, News
 from .limits import PARAMETERS
 
@@ -223,10 +224,12 @@ def make_choices(served: Served, body: Body) -> list[Choice]:
 
 @contextmanager
 def refused(param: str | None = None) -> Iterator[None]:
-    """Turn a UsageError into a response: 400, for this parameter."""
+    """Turn a UsageError into a response: 400, for this parameter; or 503: no worker was free."""
     try:
         yield
     except (UsageError, UnicodeEncodeError) as error:  # a lone surrogate, in JSON within JSON
+        if isinstance(error.__cause__, BusyError):
+            raise busy(str(error)) from None
         raise bad_request(str(error), param) from None
 
 

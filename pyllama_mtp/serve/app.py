@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import hmac
 import logging
 import math
@@ -67,6 +68,9 @@ ABSENT = {
     "batches": "batches",
     "fine_tuning": "fine-tuning",
 }
+#: Of glibc's mallopt(): areas from which threads allocate. Each thread but the first few would have
+#: its own, and what one frees stays with it.
+M_ARENA_MAX, ARENAS = -8, 2
 #: Requests that are prepared at once.
 THREADS = 200
 #: The page to chat with, which may reach this server only.
@@ -430,6 +434,8 @@ def serve(
         grace_s: seconds that running answers may go on after the signal.
         ready: called before the first request is taken.
     """
+    with contextlib.suppress(AttributeError):  # of glibc only
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
     server = Server(app, generator, grace_s)
     generator.start()
     try:

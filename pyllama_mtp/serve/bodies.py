@@ -97,6 +97,11 @@ def unsupported(name: str) -> ApiError:
     )
 
 
+def busy(why: str) -> ApiError:
+    """503: the server has too much to do."""
+    return ApiError(503, why, code="queue_full", headers={"Retry-After": "2"})
+
+
 def shutting_down() -> ApiError:
     """503: the server is ending."""
     why = "the server is shutting down; try again later"

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from . import limits
-from .bodies import ApiError, bad_request
+from .bodies import ApiError, bad_request, busy
 
 Parsed = TypeVar("Parsed")
 
@@ -97,8 +97,7 @@ class Reader:
                     raise ApiError(413, f"the body has more than {self._most} bytes; send less")
                 room = limits.BODIES if len(data) > limits.SMALL else 2 * limits.BODIES
                 if self._n_bytes > room:
-                    why = "there are too many large requests; try again later"
-                    raise ApiError(503, why, code="queue_full", headers={"Retry-After": "2"})
+                    raise busy("there are too many large requests; try again later")
             threads = self._large if len(data) > limits.SMALL else self._small
             call = asyncio.get_running_loop().run_in_executor
             return await call(threads, lambda: parse(decode(data)))

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pyllama_mtp import Model
+from pyllama_mtp import Model, child, grammar
 from pyllama_mtp.sampling.sampler import Constraint
 from pyllama_mtp.serve import limits
 from pyllama_mtp.serve.app import Printable
@@ -25,6 +25,7 @@ from .support import alone, chat
 JSON = {"content-type": "application/json"}
 MANY = 1_000_000
 CHAT, TEXT = "v1/chat/completions", "v1/completions"
+FORM = {"type": "json_schema", "json_schema": {"schema": {"type": "integer", "maximum": 7}}}
 
 
 def body(before: str, one: str, after: str, n: int = MANY) -> bytes:
@@ -165,6 +166,17 @@ def test_control_characters_stay_out_of_the_log(
     assert len(own) >= 5 and any(r"\x1b[2J\x9b\x7f" in line for line in own)
     assert all(line.isprintable() for line in own)
     assert all(part.isprintable() for line in lines for part in line.split("\n"))
+
+
+@pytest.mark.parametrize("asks", [{"grammar": 'root ::= "b"'}, {"response_format": FORM}])
+def test_busy_workers_are_not_the_requests_fault(
+    shared: Running, monkeypatch: pytest.MonkeyPatch, asks: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(child, "WAIT_S", 0.0)
+    for workers in (grammar.workers, grammar.gbnf_workers):
+        monkeypatch.setattr(workers, "_room", threading.Semaphore(0))
+    got = shared.post(f"/{TEXT}", {"prompt": "x", "max_tokens": 1, **asks})
+    assert got.status_code == 503 and got.headers["Retry-After"]
 
 
 # -- one request's fault ---------------------------------------------------------------------------
