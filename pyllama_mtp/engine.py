@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .answer import top_logprobs
-from .checkpoints import boundaries, partings
+from .checkpoints import LONG_GRAPH, boundaries, partings
 from .drafting.choice import Drafting
 from .drafting.drafter import Drafter, HeadDrafter
 from .drafting.upstream import UpstreamDrafter
@@ -42,10 +42,6 @@ from .settings import HEAD_TYPES, Settings
 from .telemetry import Telemetry
 
 log = logging.getLogger("pyllama_mtp")
-
-#: Tokens of a chunk of the gated delta rule, as llama.cpp computes it. Parts of a prompt that have
-#: whole chunks, and no graph below this, leave the same bits as the prompt at once.
-CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -343,8 +339,8 @@ class Engine:
         Rounds of other sequences may come between the parts.
 
         Args:
-            at_most: tokens of the part, if fewer than a batch; but at least CHUNK. Checkpoints are
-                where they would be otherwise. A part of an image is as long as a batch.
+            at_most: tokens of the part, if fewer than a batch; but at least LONG_GRAPH. Checkpoints
+                are where they would be otherwise. A part of an image is as long as a batch.
 
         Returns:
             None while something is left; then the batch entry that holds the last token's logits.
@@ -366,16 +362,15 @@ class Engine:
         if scored is not None:
             end = min(end, start + target.options.n_outputs_max)
         if at_most is not None:
-            unit = CHUNK if target.n_ubatch % CHUNK == 0 else target.n_ubatch
-            size = max(at_most // unit, 1) * unit
-            if end - start >= size + unit:  # less than a chunk stays with the chunk before it
+            size = max(at_most, LONG_GRAPH)
+            if end - start >= size + LONG_GRAPH:  # less stays with what is before it
                 end = start + size
-        chunk = np.array(prompt[start:end], dtype=np.int32)
-        outputs = np.zeros(len(chunk), dtype=np.int8)
+        part = np.array(prompt[start:end], dtype=np.int32)
+        outputs = np.zeros(len(part), dtype=np.int8)
         outputs[-1] = end == len(prompt)
         if self.settings.prompt_rows == "all" or scored is not None:
             outputs[:] = 1
-        target.decode(chunk, sequence.position(start), outputs, seq=sequence.id)
+        target.decode(part, sequence.position(start), outputs, seq=sequence.id)
         keeps = end in sequence.checkpoints.survivors(cuts)
         if keeps and target.states:
             target.states.make_room()  # while the device computes
@@ -383,19 +378,19 @@ class Engine:
             n_best = sequence.request.answer.n_logprobs or 0
             for row, token in enumerate(prompt[start + 1 : end + 1]):
                 scored.append(top_logprobs(target.logits(row), token, n_best))
-        sequence.batch, sequence.entry = chunk, 0
+        sequence.batch, sequence.entry = part, 0
         if sequence.drafting and self.head.contexts:
             began = time.perf_counter()
-            self.head.decoded([sequence], [len(chunk)])
+            self.head.decoded([sequence], [len(part)])
             for telemetry in sequence.counts:
                 telemetry.time_s["prompt_sync"] += time.perf_counter() - began
         sequence.tokens += prompt[start:end]
         sequence.request.answer.telemetry.n_left = len(prompt) - end
         if keeps:
-            last = target.keep(len(chunk) - 1) if end == len(prompt) else None
+            last = target.keep(len(part) - 1) if end == len(prompt) else None
             self.prefixes.remember(sequence, last)
         self.intact = True
-        return len(chunk) - 1 if end == len(prompt) else None
+        return len(part) - 1 if end == len(prompt) else None
 
     def _prefill_image(self, sequence: Sequence, placed: PlacedImage) -> None:
         """Process the next rows of an image: one decode. The MTP head takes the same rows."""

@@ -31,6 +31,8 @@ _ATTENTION = {
     "rope.dimension_count": HEAD,
     "rope.freq_base": 10000.0,
 }
+_WIDE = ("feed_forward_length", "attention.key_length", "attention.value_length")
+_WIDE += ("rope.dimension_count",)
 _K2_HORIZON = {
     "leading_dense_block_count": 1,
     "expert_count": _N_EXPERT,
@@ -51,15 +53,21 @@ _MAMBA = {
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
-def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Path:
-    """Write a model of one of ARCHITECTURES; `metadata` replaces numbers of it."""
+def write_model(path: Path, arch: str, n_layer: int = 6, width: int = 1, **metadata: Any) -> Path:
+    """Write a model of one of ARCHITECTURES; `metadata` replaces numbers of it.
+
+    Args:
+        width: factor of the matrices of attention and of dense blocks; with 4, they have room for
+            blocks of 256 weights.
+    """
     writer = gguf.GGUFWriter(path, arch)
+    sizes = {name: width * _ATTENTION[name] for name in _WIDE}
     numbers = {
         "block_count": n_layer,
         "context_length": N_CTX,
-        "embedding_length": N_EMBD,
+        "embedding_length": width * N_EMBD,
         "attention.layer_norm_rms_epsilon": 1e-5,
-        **(_MAMBA if arch == "mamba" else _ATTENTION),
+        **(_MAMBA if arch == "mamba" else _ATTENTION | sizes),
         **({"attention.sliding_window": WINDOW} if arch == "gemma3" else {}),
         **(_K2_HORIZON if arch == "k2-horizon" else {}),
         **metadata,
@@ -69,7 +77,7 @@ def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Pat
     writer.add_chat_template(CHAT_TEMPLATE)
     (_spm if arch in ("llama", "gemma3") else _bpe)(writer)
     rng = np.random.default_rng(7)
-    shapes = _mamba(n_layer) if arch == "mamba" else _attention(arch, n_layer)
+    shapes = _mamba(n_layer) if arch == "mamba" else _attention(arch, n_layer, width)
     tensors = {}
     for name, shape in shapes:
         if len(shape) == 1:
@@ -86,39 +94,40 @@ def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Pat
     return path
 
 
-def _attention(arch: str, n_layer: int) -> Shapes:
+def _attention(arch: str, n_layer: int, width: int) -> Shapes:
     """Names, and shapes as numpy has them: rows first."""
     gemma, k2 = arch == "gemma3", arch == "k2-horizon"
-    yield "token_embd.weight", (N_VOCAB, N_EMBD)
-    yield "output_norm.weight", (N_EMBD,)
+    n_embd, head, n_ff = width * N_EMBD, width * HEAD, width * N_FF
+    yield "token_embd.weight", (N_VOCAB, n_embd)
+    yield "output_norm.weight", (n_embd,)
     if not gemma:
-        yield "output.weight", (N_VOCAB, N_EMBD)
+        yield "output.weight", (N_VOCAB, n_embd)
     for i in range(n_layer):
         block = f"blk.{i}."
         norms = ["attn_norm", "ffn_norm"]
         norms += ["post_attention_norm", "post_ffw_norm"] if gemma else []
         for norm in norms:
-            yield f"{block}{norm}.weight", (N_EMBD,)
+            yield f"{block}{norm}.weight", (n_embd,)
         if arch != "llama":
-            yield f"{block}attn_q_norm.weight", (HEAD * N_HEAD if k2 else HEAD,)
-            yield f"{block}attn_k_norm.weight", (HEAD * N_KV if k2 else HEAD,)
-        yield f"{block}attn_q.weight", (N_HEAD * HEAD, N_EMBD)
-        yield f"{block}attn_k.weight", (N_KV * HEAD, N_EMBD)
-        yield f"{block}attn_output.weight", (N_EMBD, N_HEAD * HEAD)
+            yield f"{block}attn_q_norm.weight", (head * N_HEAD if k2 else head,)
+            yield f"{block}attn_k_norm.weight", (head * N_KV if k2 else head,)
+        yield f"{block}attn_q.weight", (N_HEAD * head, n_embd)
+        yield f"{block}attn_k.weight", (N_KV * head, n_embd)
+        yield f"{block}attn_output.weight", (n_embd, N_HEAD * head)
         if k2:
-            yield f"{block}attn_gate.weight", (N_HEAD * HEAD, N_EMBD)
+            yield f"{block}attn_gate.weight", (N_HEAD * head, n_embd)
         if k2 and i:
-            yield f"{block}attn_v_gate.weight", (_N_VALUE_EXPERT, N_EMBD)
-            yield f"{block}attn_v_exps.weight", (_N_VALUE_EXPERT, N_KV * HEAD, N_EMBD)
-            yield f"{block}ffn_gate_inp.weight", (_N_EXPERT, N_EMBD)
-            yield f"{block}ffn_gate_exps.weight", (_N_EXPERT, _N_FF_EXPERT, N_EMBD)
-            yield f"{block}ffn_up_exps.weight", (_N_EXPERT, _N_FF_EXPERT, N_EMBD)
-            yield f"{block}ffn_down_exps.weight", (_N_EXPERT, N_EMBD, _N_FF_EXPERT)
+            yield f"{block}attn_v_gate.weight", (_N_VALUE_EXPERT, n_embd)
+            yield f"{block}attn_v_exps.weight", (_N_VALUE_EXPERT, N_KV * head, n_embd)
+            yield f"{block}ffn_gate_inp.weight", (_N_EXPERT, n_embd)
+            yield f"{block}ffn_gate_exps.weight", (_N_EXPERT, _N_FF_EXPERT, n_embd)
+            yield f"{block}ffn_up_exps.weight", (_N_EXPERT, _N_FF_EXPERT, n_embd)
+            yield f"{block}ffn_down_exps.weight", (_N_EXPERT, n_embd, _N_FF_EXPERT)
             continue
-        yield f"{block}attn_v.weight", (N_KV * HEAD, N_EMBD)
-        yield f"{block}ffn_gate.weight", (N_FF, N_EMBD)
-        yield f"{block}ffn_up.weight", (N_FF, N_EMBD)
-        yield f"{block}ffn_down.weight", (N_EMBD, N_FF)
+        yield f"{block}attn_v.weight", (N_KV * head, n_embd)
+        yield f"{block}ffn_gate.weight", (n_ff, n_embd)
+        yield f"{block}ffn_up.weight", (n_ff, n_embd)
+        yield f"{block}ffn_down.weight", (n_embd, n_ff)
 
 
 def _mamba(n_layer: int) -> Shapes:

@@ -183,8 +183,7 @@ class Context(Owned, OfThisProcess):
         self.model.adapters.apply(self.call)
         if self._threads:
             lib.llama_set_n_threads(self._handle, *[self._threads[0].n] * 2)
-        exact = self.model.has_mtp and self.model.same_bits
-        lib.llama_mtp_set_slice(self._handle, not exact if options.slice is None else options.slice)
+        lib.llama_mtp_set_slice(self._handle, options.slice)
         self._tap_point = options.hidden
         if options.with_mtp:
             lib.llama_mtp_set_block_input(self._handle, self._native_point)

@@ -42,9 +42,8 @@ class ContextOptions:
         n_seq_max: sequences that may be in the caches at once.
         unified: sequences share the attention cache, and any of them may be in one graph; drafts
             of several need it. False: each has a part of n_ctx, and graphs have neighbours only.
-        slice: run the last layer and the final norm for output rows only. None: unless the model
-            has an MTP head, and :attr:`.Model.same_bits`. A context that drafts computes every row,
-            and rows have the same bits only where as many are computed.
+        slice: run the last layer and the final norm for output rows only. (A context that drafts
+            computes every row.)
         rope: how positions become angles; the same for target and draft.
         trace: record the graph nodes of every decode; see :meth:`.Context.nodes`.
         times: adds up the costs of graph nodes; not together with `trace`.
@@ -67,7 +66,7 @@ class ContextOptions:
     n_rs_seq: int = 0
     n_seq_max: int = 1
     unified: bool = False
-    slice: bool | None = None
+    slice: bool = True
     rope: RopeScaling = field(default_factory=RopeScaling)
     trace: bool = False
     times: NodeTimes | None = None

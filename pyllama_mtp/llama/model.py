@@ -25,7 +25,8 @@ from ..errors import (
 )
 from ..machine import available_memory
 from ..models import hub
-from ..models.ggufheader import TENSOR_TYPES
+from ..models.architectures import SAME_BITS
+from ..models.ggufheader import FLOATS, NOT_WEIGHTS, TENSOR_TYPES
 from ..models.ggufinfo import validate_model_file
 from ..models.modelinfo import GGUFInfo
 from ..settings import Sampling
@@ -203,11 +204,15 @@ class Model(Owned, OfThisProcess):
 
     @property
     def same_bits(self) -> bool:
-        """Whether a row's logits have the same bits however many rows, up to 8, are computed with
-        it. So with the patched library on an x86 CPU, for architectures checked in depth."""
-        types = [8, *(n for n, (name, *_) in TENSOR_TYPES.items() if name in self.adapters.types)]
-        fast = all(map(self._library.few_columns, types))  # on no other CPU than x86
-        return fast and self.info.validated and not self.on_gpu
+        """Whether the bits of a token's logits depend on its text alone: not on drafts, other
+        sequences, threads, nor on how its prompt was cut, or continued from a cache or a file. So
+        with flash attention and the patched library on an x86 CPU, for the architectures
+        :data:`.SAME_BITS`."""
+        weights = {one.type for one in self.info.tensors} - {*FLOATS, *NOT_WEIGHTS}
+        names = {"Q8_0", *weights, *self.adapters.types}
+        numbers = [number for number, (name, *_) in TENSOR_TYPES.items() if name in names]
+        ours = all(map(self._library.few_columns, numbers))  # on no other CPU than x86
+        return ours and self.architecture in SAME_BITS and not self.on_gpu
 
     def _mapped_files(self) -> list[tuple[Path, os.stat_result]]:
         """Files whose weights are used where they lie."""

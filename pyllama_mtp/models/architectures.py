@@ -59,6 +59,9 @@ ARCHITECTURES = {
     "qwen4exp": Architecture("Qwen3.8-Flash-Next", hidden="streams", rollback="snapshot", own=()),
     "step35": Architecture("Step-3.5", several_heads=True, hidden="pre-norm"),
 }
+#: Those whose operators all round a token in one way, whatever is computed with it, as random walks
+#: show (tests/regression/test_random_walks.py); see :attr:`.Model.same_bits`.
+SAME_BITS = ("gemma3", "llama", "qwen3", "qwen35", "qwen35moe", "qwen3next")
 #: Those whose MTP head llama.cpp loads and has no graph for at the pin.
 NEVER_DRAFTED = ("bailingmoe2", "dots3note", "exaone4", "exaone-moe", "glm4")
 

@@ -50,6 +50,8 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {42: ("Q2_0", 64, 18)} | {
 }
 TENSOR_TYPES[9] = ("Q8_1", 32, 36)
 
+#: Types without blocks; any other type of weights has lost precision already.
+FLOATS = ("F32", "F16", "BF16")
 #: Types that no kernel takes for weights: numbers, and the types of quantized activations.
 NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 

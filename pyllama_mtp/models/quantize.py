@@ -27,7 +27,13 @@ from gguf import LlamaFileType
 from pyllama_mtp import child
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import check_room, check_target, complete
-from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES, TensorEntry, read_header
+from pyllama_mtp.models.ggufheader import (
+    FLOATS,
+    NOT_WEIGHTS,
+    TENSOR_TYPES,
+    TensorEntry,
+    read_header,
+)
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD
@@ -49,8 +55,6 @@ WEIGHT_TYPES = {
     for number, (name, *_) in sorted(TENSOR_TYPES.items())
     if name not in NOT_WEIGHTS
 }
-#: Types without blocks; any other type has lost precision already.
-FLOATS = ("F32", "F16", "BF16")
 
 _SIZES = {name: (n_elements, n_bytes) for name, n_elements, n_bytes in TENSOR_TYPES.values()}
 _NUMBERS = {name: number for number, (name, *_) in TENSOR_TYPES.items()}
