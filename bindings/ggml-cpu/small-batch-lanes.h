@@ -189,7 +189,7 @@ template <class T, int n> void rows_lanes(const product & p, int64_t begin, int6
 
 // as prepare_256(), with sums of each 32 as shorts
 inline void prepare_lanes(const float * x, char * y, float * sums, float * scale) {
-    prepare_256<16>(x, y, sums, scale);
+    prepare_256(x, y, sums, scale);
     const __m256i two = _mm256_madd_epi16(load_256(sums), _mm256_set1_epi16(1));
     _mm_storeu_si128((__m128i *) sums, _mm_packs_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
 }

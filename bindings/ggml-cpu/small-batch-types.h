@@ -363,10 +363,11 @@ template <typename B> struct type_32 {
     typedef B block;
     static constexpr formula FORMULA = formula::SIGNED;
     static constexpr int  BIAS = 0, MOST = 127;
-    static constexpr bool HALVES = true; // the scale of a block is one of 16 bits
     static const B & at(const char * row, int64_t i) { return ((const B *) row)[i]; }
-    static ggml_half half(const B & b) { return b.d; }
     static float scale(const B & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    SB_INLINE fvec scales(const char * x, size_t x_stride) {
+        return lanes_of_halves([&](int i) { return ((const B *) (x + i * x_stride))->d; });
+    }
 };
 
 struct type_q8_0 : type_32<block_q8_0> {
@@ -375,7 +376,6 @@ struct type_q8_0 : type_32<block_q8_0> {
 
 // 64 weights with a scale for each 16: two blocks of 32
 struct type_nvfp4 : type_32<block_nvfp4> {
-    static constexpr bool HALVES = false;
     SB_INLINE ivec quants(const char * a, const char * b, int64_t i) {
         return table_16(kvalues_mxfp4, nibbles_by_8(at(a, i / 2).qs + 16 * (i % 2), at(b, i / 2).qs + 16 * (i % 2)));
     }
@@ -401,8 +401,8 @@ template <typename B> struct type_nibbles {
     static constexpr formula FORMULA = formula::BIAS;
     static constexpr bool FIFTH = false; // bits of weights, in qh
     static float scale(const B & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
-    SB_INLINE __m128 scales(const char * x, size_t x_stride) {
-        return four_halves([&](int i) { return ((const B *) (x + i * x_stride))->d; });
+    SB_INLINE fvec scales(const char * x, size_t x_stride) {
+        return lanes_of_halves([&](int i) { return ((const B *) (x + i * x_stride))->d; });
     }
 };
 
@@ -419,11 +419,11 @@ template <typename B> struct type_with_mins : type_nibbles<B> {
     static float scale(const B & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
     static float min  (const B & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.m); }
     SB_INLINE ivec values(ivec nibbles) { return nibbles; }
-    SB_INLINE __m128 scales(const char * x, size_t x_stride) {
-        return four_halves([&](int i) { return ((const B *) (x + i * x_stride))->data.data.d; });
+    SB_INLINE fvec scales(const char * x, size_t x_stride) {
+        return lanes_of_halves([&](int i) { return ((const B *) (x + i * x_stride))->data.data.d; });
     }
-    SB_INLINE __m128 mins(const char * x, size_t x_stride) {
-        return four_halves([&](int i) { return ((const B *) (x + i * x_stride))->data.data.m; });
+    SB_INLINE fvec mins(const char * x, size_t x_stride) {
+        return lanes_of_halves([&](int i) { return ((const B *) (x + i * x_stride))->data.data.m; });
     }
 };
 
@@ -456,9 +456,12 @@ struct type_mxfp4 : type_nibbles<block_mxfp4> {
     SB_INLINE ivec values(ivec nibbles) {
         return table_16(kvalues_mxfp4, nibbles, BIAS);
     }
-    SB_INLINE __m128 scales(const char * x, size_t x_stride) {
-        const auto own = [&](int i) { return scale(*(const block_mxfp4 *) (x + i * x_stride)); };
-        return _mm_setr_ps(own(0), own(1), own(2), own(3));
+    SB_INLINE fvec scales(const char * x, size_t x_stride) {
+        float own[LANES];
+        SB_UNROLL for (int i = 0; i < LANES; ++i) {
+            own[i] = scale(*(const block_mxfp4 *) (x + i * x_stride));
+        }
+        return SB(loadu_ps)(own);
     }
 };
 

@@ -63,7 +63,7 @@ struct kernel {
 #define SB_ROWS(rows, T) { nullptr, rows<T, 1>, rows<T, 2>, rows<T, 3>, rows<T, 4>, rows<T, 5>, rows<T, 6>, rows<T, 7>, rows<T, 8> }
 
 template <class T> const kernel * kernel_256() {
-    static const kernel k = { T::MAX_COLS, QK_K, 16, prepare_256<T::OWN_SCALE, SPLIT<T>>, SB_ROWS(rows_256, T) };
+    static const kernel k = { T::MAX_COLS, QK_K, 16, prepare_256<SPLIT<T>>, SB_ROWS(rows_256, T) };
     return &k;
 }
 
@@ -73,6 +73,11 @@ template <class T> const kernel * kernel_lanes() {
     return &k;
 }
 #endif
+
+template <class T> const kernel * kernel_bytes() {
+    static const kernel k = { INT32_MAX, QK8_0, 0, prepare_32, SB_ROWS(rows_bytes, T) };
+    return &k;
+}
 
 template <class T> const kernel * kernel_32() {
     static const kernel k = { INT32_MAX, QK8_0, 0, prepare_32, SB_ROWS(rows_32, T) };
@@ -103,7 +108,7 @@ const kernel * kernel_of(int32_t type) {
         case GGML_TYPE_IQ3_S:   return kernel_256<type_iq3_s>();
         case GGML_TYPE_IQ1_S:   return kernel_256<type_iq1_s>();
         case GGML_TYPE_IQ1_M:   return kernel_256<type_iq1_m>();
-        case GGML_TYPE_Q8_0:    return kernel_32<type_q8_0>();
+        case GGML_TYPE_Q8_0:    return kernel_bytes<type_q8_0>();
         case GGML_TYPE_Q4_0:    return kernel_nibbles<type_q4_0>();
         case GGML_TYPE_Q5_0:    return kernel_nibbles<type_q5_0>();
         case GGML_TYPE_IQ4_NL:  return kernel_nibbles<type_iq4_nl>();
@@ -146,7 +151,7 @@ int64_t rows_per_chunk(int64_t n_rows, int nth, size_t row_bytes, bool several_p
     if (several_passes) {
         chunk = std::min<int64_t>(chunk, std::max<int64_t>(PASS_BYTES / row_bytes, 64));
     }
-    return GGML_PAD(chunk, 2 * GROUP); // of all kernels' groups
+    return GGML_PAD(chunk, 16); // of all kernels' groups
 }
 
 void mul_mat(const ggml_compute_params * params, ggml_tensor * dst, const kernel * k) {
