@@ -39,7 +39,6 @@ SB_INLINE void scales_and_mins(const uint8_t * p, shorts & scales, shorts & mins
 
 struct type_k { // what most of them have in common
     static constexpr formula FORMULA = formula::BIAS;
-    static constexpr int MAX_COLS  = 16;  // beyond, the tiled kernels are as fast
     static constexpr int OWN_SCALE = 32;  // weights that share scale and min
     static constexpr int MOST      = 127; // of the quants
     static constexpr int BIAS      = 0;
@@ -127,7 +126,6 @@ struct type_q6_K : type_k {
 struct type_iq4_xs : type_k {
     typedef block_iq4_xs block;
     static constexpr formula FORMULA = formula::SIGNED;
-    static constexpr int MAX_COLS = 8;
     static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         uint32_t low;
@@ -148,7 +146,6 @@ struct type_iq4_xs : type_k {
 template <class T> struct type_grid : type_k {
     static constexpr formula FORMULA = formula::GRID_SIGNS;
     static constexpr int BIAS     = 64;
-    static constexpr int MAX_COLS = 8;
     template <int v, typename B> SB_INLINE bytes quants(const B & b) {
         return with_signs(T::template grid<v>(b), T::template signs<v>(b));
     }
@@ -293,7 +290,6 @@ struct type_iq3_s : type_grid<type_iq3_s> {
 struct type_iq1 : type_k {
     static constexpr int BIAS = 9;
     static constexpr int MOST = 18;
-    static constexpr int MAX_COLS = 8;
     SB_INLINE bytes eighths(bytes x, bytes two_or_none) {
         static const int8_t table[16] = { 8, 16 }; // of -1 a lookup makes 0
         return operator_or(lookup(table, x), two_or_none);
