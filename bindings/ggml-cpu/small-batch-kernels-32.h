@@ -5,8 +5,6 @@
 
 #include "small-batch-kernels.h"
 
-#include <utility>
-
 namespace {
 
 // ---- A lane is a row
@@ -93,14 +91,6 @@ template <int n> SB_INLINE void to_stack(ivec (&x)[n]) {
     __asm__("" : "+m"(x));
 #endif
     (void) x;
-}
-
-// f(0) to f(n - 1); GCC leaves large bodies a loop, and arrays that it indexes in memory
-template <typename F, int... i> SB_INLINE void unrolled(F f, std::integer_sequence<int, i...>) {
-    (f(std::integral_constant<int, i>()), ...);
-}
-template <int n, typename F> SB_INLINE void unrolled(F f) {
-    unrolled(f, std::make_integer_sequence<int, n>());
 }
 
 // Rows [begin, end), R at a time; what is left over stands in all places of a group. group(x, x_stride, result).

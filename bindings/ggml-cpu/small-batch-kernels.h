@@ -8,6 +8,7 @@
 #include "quants.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace {
 
@@ -25,6 +26,14 @@ SB_INLINE __m128i sums_of(const ivec & a, const ivec & b, const ivec & c, const 
     const __m256i x = all;
 #endif
     return _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+}
+
+// f(0) to f(n - 1); GCC leaves large bodies a loop, and arrays that it indexes in memory
+template <typename F, int... i> SB_INLINE void unrolled(F f, std::integer_sequence<int, i...>) {
+    (f(std::integral_constant<int, i>()), ...);
+}
+template <int n, typename F> SB_INLINE void unrolled(F f) {
+    unrolled(f, std::make_integer_sequence<int, n>());
 }
 
 // ---- super-blocks of 256
@@ -156,6 +165,7 @@ template <class T> constexpr bool BIASED = T::BIAS != 0 && T::FORMULA != formula
 SB_INLINE ivec widened(__m256i x) { return x; }
 #endif
 
+constexpr int UNROLLED = 2; // columns, for which the code of four rows is not too long
 template <class T, int n> void rows_256(const product & p, int64_t begin, int64_t end) {
     typedef typename T::block block;
     for (int64_t first = begin; first < end; first += GROUP) {
@@ -164,33 +174,23 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
         for (int r = 0; r < GROUP; ++r) {
             rows[r] = (const block *) (p.x + (first + std::min(r, n_rows - 1)) * p.x_stride);
         }
-        const char * next = (const char *) rows[0] + GROUP * p.x_stride; // in one stream, not in four
         columns y = p.y;
         __m128 acc[n];
         SB_UNROLL for (int j = 0; j < n; ++j) {
             acc[j] = _mm_setzero_ps();
         }
         for (int64_t u = 0; u < p.n_units; ++u) {
-            SB_UNROLL for (size_t b = 0; b < GROUP * sizeof(block); b += 64) {
-                _mm_prefetch(next + b, _MM_HINT_T0);
-            }
-            next += GROUP * sizeof(block);
-
             ivec dots[n][GROUP];
             __m256i less[n][GROUP];
-            float d[GROUP], dmin[GROUP];
-            int n_group = GROUP;
-            __asm__("" : "+r"(n_group)); // a loop, since four times the code takes longer
-            for (int r = 0; r < n_group; ++r) {
+            const auto add_row = [&](auto r) __attribute__((always_inline)) {
                 const block & x = rows[r][u];
+                SB_UNROLL for (size_t b = 0; b < sizeof(block); b += 64) {
+                    _mm_prefetch((const char *) &x + GROUP * p.x_stride + b, _MM_HINT_T0);
+                }
                 shorts scales, mins = _mm256_setzero_si256();
                 T::groups(x, scales, mins);
                 const scales_of_block<T> each = multipliers<T>(scales);
                 const shorts by = offsets_of<T>(x, scales, mins);
-                d[r] = T::d(x);
-                if constexpr (HAS_MIN<T>) {
-                    dmin[r] = T::dmin(x);
-                }
                 ivec sum[n];
                 SB_UNROLL for (int j = 0; j < n; ++j) {
                     const __m256i offset = HAS_MIN<T> || BIASED<T> ? _mm256_madd_epi16(by, load_256(y.sums + 16 * j)) : _mm256_setzero_si256();
@@ -206,15 +206,25 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
                 SB_UNROLL for (int j = 0; j < n; ++j) {
                     dots[j][r] = sum[j];
                 }
+            };
+            if constexpr (n <= UNROLLED) {
+                unrolled<GROUP>(add_row);
+            } else {
+                int n_group = GROUP;
+                __asm__("" : "+r"(n_group)); // a loop, since four times the code takes longer
+                for (int r = 0; r < n_group; ++r) {
+                    add_row(r);
+                }
             }
-            const __m128 ds = _mm_loadu_ps(d);
+            const auto of_rows = [&](auto f) { return _mm_setr_ps(f(rows[0][u]), f(rows[1][u]), f(rows[2][u]), f(rows[3][u])); };
+            const __m128 d = of_rows(T::d);
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 const __m128 scale = _mm_set1_ps(y.scales[j]);
                 const __m128 sum   = _mm_cvtepi32_ps(sums_of(dots[j][0], dots[j][1], dots[j][2], dots[j][3]));
-                acc[j] = _mm_fmadd_ps(_mm_mul_ps(ds, scale), sum, acc[j]);
-                if (HAS_MIN<T>) {
+                acc[j] = _mm_fmadd_ps(_mm_mul_ps(d, scale), sum, acc[j]);
+                if constexpr (HAS_MIN<T>) {
                     const __m128 min = _mm_cvtepi32_ps(sums_of(widened(less[j][0]), widened(less[j][1]), widened(less[j][2]), widened(less[j][3])));
-                    acc[j] = _mm_fnmadd_ps(_mm_mul_ps(_mm_loadu_ps(dmin), scale), min, acc[j]);
+                    acc[j] = _mm_fnmadd_ps(_mm_mul_ps(of_rows(T::dmin), scale), min, acc[j]);
                 }
             }
             y.y += n * QK_K, y.sums += n * 16, y.scales += n;
