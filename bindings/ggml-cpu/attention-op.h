@@ -163,31 +163,44 @@ inline void unpack(ggml_type type, const void * x, float * y, int64_t n) {
 }
 
 // A channel of K that is far larger than the others would leave them few bits of a short: half of what it has too much, in bits,
-// is moved to the queries. Which cells say so depends on what a row sees alone: the first of the first tile of which it sees these.
+// is moved to the queries. Some cells say so, which depend on what a row sees alone: the first of the first tile of which it sees
+// these, so that most rows of a window have the same ones; or else the first that it sees of a tile of which it sees as many.
 constexpr int SAMPLE = 16;
 
-// that tile of a row; -1: there is none, and nothing is moved
-inline int64_t sample_of(const attention_op & a, int64_t stream, int64_t row) {
+struct sample_cells {
+    int64_t  tile  = 0;
+    uint64_t cells = 0; // none, if a row sees too few: nothing is moved
+
+    bool operator==(const sample_cells & o) const { return tile == o.tile && cells == o.cells; }
+};
+
+inline sample_cells sample_of(const attention_op & a, int64_t stream, int64_t row) {
     const ggml_fp16_t * mask = a.mask_of(stream, row);
+    sample_cells s;
     for (int64_t c = 0; c + SAMPLE <= a.k->ne[1]; c += TILE) {
-        int hidden = 0;
-        for (int i = 0; i < SAMPLE && mask; ++i) {
-            hidden |= mask[c + i] == 0xFC00;
+        const uint64_t first = (1 << SAMPLE) - 1;
+        if (visibility_of(mask ? mask + c : nullptr, SAMPLE).cells == first) {
+            return { c / TILE, first };
         }
-        if (!hidden) {
-            return c / TILE;
+        if (!s.cells) {
+            const uint64_t cells = visibility_of(mask + c, (int) std::min(TILE, a.k->ne[1] - c)).cells;
+            uint64_t       later = cells;
+            for (int i = 0; i < SAMPLE; ++i) {
+                later &= later - 1;
+            }
+            s = { c / TILE, __builtin_popcountll(cells) >= SAMPLE ? cells & ~later : 0 };
         }
     }
-    return -1;
+    return s.cells ? s : sample_cells();
 }
 
 // What keys are multiplied by, and queries divided by: powers of two, which change scores by rounding only. One for a block of
 // bytes. Returns whether any is not 1.
-inline bool balance_channels(const attention_op & a, int64_t stream, int64_t kv_head, int64_t tile, float * floats, float * factors) {
+inline bool balance_channels(const attention_op & a, int64_t stream, int64_t kv_head, const sample_cells & s, float * floats, float * factors) {
     const int64_t n = a.DK(), together = a.k->type == GGML_TYPE_Q8_0 ? QK8_0 : 1;
     std::fill(factors, factors + a.size_k, 0.0f);
-    for (int64_t c = tile * TILE; c < tile * TILE + SAMPLE; ++c) {
-        unpack(a.k->type, cell_of(a.k, stream, kv_head, c), floats, n);
+    for (uint64_t left = s.cells; left; left &= left - 1) {
+        unpack(a.k->type, cell_of(a.k, stream, kv_head, s.tile * TILE + __builtin_ctzll(left)), floats, n);
         for (int64_t d = 0; d < n; ++d) {
             const float x = fabsf(floats[d]);
             factors[d] = x > factors[d] && x <= FLT_MAX ? x : factors[d];

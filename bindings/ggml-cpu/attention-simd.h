@@ -93,33 +93,50 @@ FR_INLINE vec exp_of(vec x) { return ggml_v_expf(x); }
 
 // ---- rows to shorts, in pack order, with their scale (number = qscale * short): NaN if a number is none
 
-// A key has this norm, a query the other one, or less: their product fits in 32 bits (Cauchy-Schwarz), with what rounding adds to
-// either, 32 and 16. Values are as large as shorts can be, and weights as sums of 65537 allow.
-constexpr float KEY_NORM   = 32767.0f;
-constexpr float QUERY_NORM = 65450.0f;
-constexpr float ANY_NORM   = INFINITY;
-constexpr float WEIGHTS    = 65500.0f; // and half of TILE for rounding
-constexpr float LEAST      = 1e-30f;   // what is smaller counts as zero
+// What queries and keys are multiplied as has this norm, or less, in each segment of a row: the square root of 2^31, less what
+// rounding adds (16, or 32 to rows of bytes), so that products fit in 32 bits (Cauchy-Schwarz). Those of segments are added as
+// floats. Values are as large as shorts can be, and weights as sums of 65537 allow.
+// The largest number of a row is 32767 where the norm allows it: it has no error then, which the other row's may multiply by much.
+constexpr float NORM    = 46300.0f;
+constexpr float WEIGHTS = 65500.0f; // half of TILE less, for rounding
+constexpr float LEAST   = 1e-30f;   // what is smaller counts as zero
 
-// n a multiple of CHUNK
-float to_shorts(const float * x, int64_t n, float norm, int16_t * out) {
+constexpr int64_t segment_of(int64_t size) { return size <= 256 ? 256 : 128; }
+
+// The largest norm of the segments of a row of n numbers, of which sum_of_squares(begin, end) tells, times what makes it the
+// number that becomes 32767. NaN where a number is none.
+template <typename F> FR_INLINE float measure(int64_t n, F sum_of_squares) {
+    const int64_t segment = segment_of(n);
+    float most = 0.0f, bad = 0.0f;
+    for (int64_t begin = 0; begin < n; begin += segment) {
+        const float squares = sum_of(sum_of_squares(begin, std::min(n, begin + segment)));
+        most = std::max(most, squares);
+        bad += 0.0f * squares;
+    }
+    return sqrtf(most) * (32767.0f / NORM) + bad;
+}
+
+// n a multiple of CHUNK; by the norm, or the largest number
+float to_shorts(const float * x, int64_t n, bool by_norm, int16_t * out) {
     vec most = FR(set1_ps)(LEAST);
     for (int64_t i = 0; i < n; i += LANES) {
         most = FR(max_ps)(absolute(FR(loadu_ps)(x + i)), most);
     }
     const float largest = max_of(most);
     const vec   unit    = FR(set1_ps)(1.0f / largest);
-    vec squares = FR(setzero_ps)();
-    for (int64_t i = 0; i < n; i += LANES) {
-        const vec y = FR(mul_ps)(FR(loadu_ps)(x + i), unit);
-        squares = FR(fmadd_ps)(y, y, squares);
-    }
-    const float most_of_norm = norm / sqrtf(sum_of(squares));
-    const float scale        = most_of_norm > 32767.0f ? 32767.0f : most_of_norm; // NaN stays
+    const float measured = measure(n, [&](int64_t begin, int64_t end) {
+        vec squares = FR(setzero_ps)();
+        for (int64_t i = begin; i < end; i += LANES) {
+            const vec y = FR(mul_ps)(FR(loadu_ps)(x + i), unit);
+            squares = FR(fmadd_ps)(y, y, squares);
+        }
+        return squares;
+    });
+    const float scale = 32767.0f / (by_norm ? std::max(measured, 1.0f) : 1.0f);
     for (int64_t i = 0; i < n; i += CHUNK) {
         store_shorts(pack(FR(loadu_ps)(x + i), FR(loadu_ps)(x + i + LANES), FR(set1_ps)(scale / largest)), out + i);
     }
-    return largest / scale;
+    return largest / scale + 0.0f * measured; // NaN where a number is none
 }
 
 // The scales of shorts if the largest numbers, or norms, are these, and what makes shorts of numbers.
@@ -196,34 +213,37 @@ struct rows_of {
         return max_of_halves(most);
     }
 
-    // the sum of squares of a row of halves
-    template <bool balanced> float squares_of(const ggml_fp16_t * x, int64_t size) const {
-        vec sums[2] = { FR(setzero_ps)(), FR(setzero_ps)() };
-#pragma GCC unroll 4
-        for (int64_t i = 0; i < size; i += CHUNK) {
-            FR_UNROLL for (int j = 0; j < 2; ++j) {
-                vec y = from_halves(x + i + j * LANES);
-                y = balanced ? FR(mul_ps)(y, FR(loadu_ps)(balance + i + j * LANES)) : y;
-                sums[j] = FR(fmadd_ps)(y, y, sums[j]);
+    template <bool balanced> float measure_f16(const ggml_fp16_t * x, int64_t size) const {
+        vec most = FR(setzero_ps)();
+        const float measured = measure(size, [&](int64_t begin, int64_t end) {
+            vec squares[2] = { FR(setzero_ps)(), FR(setzero_ps)() };
+            for (int64_t i = begin; i < end; i += CHUNK) {
+                FR_UNROLL for (int j = 0; j < 2; ++j) {
+                    vec y = from_halves(x + i + j * LANES);
+                    y = balanced ? FR(mul_ps)(y, FR(loadu_ps)(balance + i + j * LANES)) : y;
+                    squares[j] = FR(fmadd_ps)(y, y, squares[j]);
+                    most       = FR(max_ps)(FR(andnot_ps)(FR(set1_ps)(-0.0f), y), most);
+                }
             }
-        }
-        return sum_of(FR(add_ps)(sums[0], sums[1]));
+            return FR(add_ps)(squares[0], squares[1]);
+        });
+        return std::max(measured, max_of(most)); // NaN stays
     }
 
     void scale_f16(int n, int64_t size, fetcher & other) {
         uint16_t largest[TILE] = {};
-        float    squares[TILE] = {};
+        float    measured[TILE] = {};
         for (int r = 0; r < n; ++r) {
             const ggml_fp16_t * x = (const ggml_fp16_t *) row[r];
             other.lines(2);
             if (keys) {
-                squares[r] = balance ? squares_of<true>(x, size) : squares_of<false>(x, size);
+                measured[r] = balance ? measure_f16<true>(x, size) : measure_f16<false>(x, size);
             } else {
                 largest[r] = largest_half(x, size);
             }
         }
         for (int r = 0; r < n; r += LANES) {
-            scales_of(keys ? FR(sqrt_ps)(FR(loadu_ps)(squares + r)) : from_halves(largest + r), qscale + r, factor + r);
+            scales_of(keys ? FR(loadu_ps)(measured + r) : from_halves(largest + r), qscale + r, factor + r);
         }
     }
 
@@ -244,12 +264,12 @@ struct rows_of {
         const auto scales = [&](int64_t i, int r) { // one balance for all channels of a block
             return FR(mul_ps)(from_halves(scale[i] + r), FR(set1_ps)(balance ? balance[i * QK8_0] : 1.0f));
         };
-        float norm[TILE] = {};
+        float measured[TILE] = {};
         if (keys) {
-            squares_of_q8_0(n, n_blocks, padded, scales, norm);
+            measure_q8_0(n, n_blocks, padded, scales, measured);
         }
         for (int r = 0; r < padded; r += LANES) {
-            vec largest = FR(mul_ps)(FR(sqrt_ps)(FR(loadu_ps)(norm + r)), FR(set1_ps)(1.0f / 128.0f)), zeros = FR(setzero_ps)();
+            vec largest = FR(mul_ps)(FR(loadu_ps)(measured + r), FR(set1_ps)(1.0f / 128.0f)), zeros = FR(setzero_ps)();
             for (int64_t i = 0; i < n_blocks; ++i) {
                 largest = FR(max_ps)(absolute(scales(i, r)), largest);
                 zeros   = FR(fmadd_ps)(scales(i, r), FR(setzero_ps)(), zeros); // NaN where a number is not finite
@@ -266,7 +286,7 @@ struct rows_of {
         }
     }
 
-    template <typename F> void squares_of_q8_0(int n, int64_t n_blocks, int padded, F scales, float * out) const {
+    template <typename F> void measure_q8_0(int n, int64_t n_blocks, int padded, F scales, float * out) const {
         float squares[MAX_SIZE / QK8_0][TILE]; // of scales
         for (int64_t i = 0; i < n_blocks; ++i) {
             for (int r = 0; r < padded; r += LANES) {
@@ -275,16 +295,18 @@ struct rows_of {
         }
         for (int r = 0; r < n; ++r) {
             const block_q8_0 * x = (const block_q8_0 *) row[r];
-            vec sums = FR(setzero_ps)();
-            for (int64_t i = 0; i < n_blocks; ++i) {
-                ivec of_bytes = FR(set1_epi32)(0);
-                FR_UNROLL for (int j = 0; j < QK8_0; j += CHUNK) {
-                    const ivec y = from_bytes(x[i].qs + j);
-                    of_bytes = add_pairs(of_bytes, y, y);
+            out[r] = measure(n_blocks * QK8_0, [&](int64_t begin, int64_t end) {
+                vec sums = FR(setzero_ps)();
+                for (int64_t i = begin / QK8_0; i < end / QK8_0; ++i) {
+                    ivec of_bytes = FR(set1_epi32)(0);
+                    FR_UNROLL for (int j = 0; j < QK8_0; j += CHUNK) {
+                        const ivec y = from_bytes(x[i].qs + j);
+                        of_bytes = add_pairs(of_bytes, y, y);
+                    }
+                    sums = FR(fmadd_ps)(FR(cvtepi32_ps)(of_bytes), FR(set1_ps)(squares[i][r]), sums);
                 }
-                sums = FR(fmadd_ps)(FR(cvtepi32_ps)(of_bytes), FR(set1_ps)(squares[i][r]), sums);
-            }
-            out[r] = sum_of(sums);
+                return sums;
+            });
         }
     }
 
@@ -296,7 +318,7 @@ struct rows_of {
             for (int64_t d = 0; d < size && balance; ++d) {
                 floats[d] *= balance[d];
             }
-            qscale[r] = to_shorts(floats, padded, keys ? KEY_NORM : ANY_NORM, rest);
+            qscale[r] = to_shorts(floats, padded, keys, rest);
             row[r]    = (const char *) rest;
         }
     }

@@ -89,9 +89,7 @@ void store_values(const rows_of & v, int n, int64_t d, number * out) {
     }
 }
 
-constexpr float QUERY_NORM = 0.0f; // not used
-
-FR_INLINE float to_shorts(const float * x, int64_t n, float, number * out) {
+FR_INLINE float to_shorts(const float * x, int64_t n, bool, number * out) { // floats stay
     memcpy(out, x, n * sizeof(number));
     return 1.0f;
 }

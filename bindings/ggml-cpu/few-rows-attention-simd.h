@@ -85,14 +85,14 @@ FR_INLINE void add_in_turn(ivec & sum, ivec a, ivec b) {
 #endif
 }
 
-// scores[q][c] = q . k for SIDE queries and 4 cells
-__attribute__((noinline)) void multiply_keys(const number * const * q, const number * k, int64_t size, float * scores) {
+// scores[q][c] = q . k for SIDE queries and 4 cells, of the numbers [begin, end)
+__attribute__((noinline)) void multiply_segment(const number * const * q, const number * k, int64_t size, int64_t begin, int64_t end, float * scores) {
     ivec acc[LANES];
     FR_UNROLL for (int i = 0; i < LANES; ++i) {
         acc[i] = FR(set1_epi32)(0);
     }
 #pragma GCC unroll 2
-    for (int64_t d = 0; d < size; d += CHUNK) {
+    for (int64_t d = begin; d < end; d += CHUNK) {
         ivec cell[4];
         FR_UNROLL for (int c = 0; c < 4; ++c) {
             cell[c] = load_shorts(k + c * size + d);
@@ -105,6 +105,19 @@ __attribute__((noinline)) void multiply_keys(const number * const * q, const num
         }
     }
     store_sums(scores, acc);
+}
+
+// the same of all numbers
+FR_INLINE void multiply_keys(const number * const * q, const number * k, int64_t size, float * scores) {
+    const int64_t segment = segment_of(size);
+    multiply_segment(q, k, size, 0, std::min(size, segment), scores);
+    for (int64_t begin = segment; begin < size; begin += segment) {
+        float more[SIDE * TILE];
+        multiply_segment(q, k, size, begin, std::min(size, begin + segment), more);
+        for (int i = 0; i < SIDE * 4; ++i) {
+            scores[i / 4 * TILE + i % 4] += more[i / 4 * TILE + i % 4];
+        }
+    }
 }
 
 // A query, and what it does with the values of a tile.

@@ -66,9 +66,9 @@ struct attention : attention_op {
     int64_t index(int64_t stream, int64_t head, int64_t row) const { return (stream * q->ne[2] + head) * n_rows + row; } // of a query
 };
 
-// The tile whose first cells say how a row's channels are balanced, and this balance.
+// The cells that say how a row's channels are balanced, and this balance.
 struct start {
-    int64_t       tile;
+    sample_cells  sample;
     const float * balance; // nullptr: nothing is to be balanced
 };
 
@@ -291,12 +291,12 @@ void prepare_queries(const attention & a, const shared & all, int64_t stream, in
     const int64_t first = (stream * a.k->ne[2] + kv_head) * a.n_rows;
     for (int64_t row = 0; row < a.n_rows; ++row) {
         start & s = all.starts[first + row];
-        s = { BALANCED ? sample_of(a, stream, row) : -1, nullptr };
-        const start * alike = std::find_if(all.starts + first, &s, [&](const start & o) { return o.tile == s.tile; });
+        s = { BALANCED ? sample_of(a, stream, row) : sample_cells(), nullptr };
+        const start * alike = std::find_if(all.starts + first, &s, [&](const start & o) { return o.sample == s.sample; });
         float * balance = all.balances + (first + row) * a.size_k;
         if (alike != &s) {
             s.balance = alike->balance;
-        } else if (s.tile >= 0 && balance_channels(a, stream, kv_head, s.tile, t.floats, balance)) {
+        } else if (s.sample.cells && balance_channels(a, stream, kv_head, s.sample, t.floats, balance)) {
             s.balance = balance;
         }
         for (int64_t head = kv_head * a.n_heads; head < (kv_head + 1) * a.n_heads; ++head) {
@@ -307,7 +307,7 @@ void prepare_queries(const attention & a, const shared & all, int64_t stream, in
                 t.floats[d] /= s.balance[d];
             }
             std::fill(t.floats + a.DK(), t.floats + a.size_k, 0.0f);
-            all.qscales[query] = a.scale * to_shorts(t.floats, a.size_k, QUERY_NORM, all.queries + query * a.size_k);
+            all.qscales[query] = a.scale * to_shorts(t.floats, a.size_k, true, all.queries + query * a.size_k);
         }
     }
 }

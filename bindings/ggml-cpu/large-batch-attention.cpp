@@ -91,7 +91,7 @@ struct tile_cells {
 
 // What all threads have.
 struct shared {
-    int32_t  * samples;  // [stream][row]: of which tile, see sample_of()
+    sample_cells * samples; // [stream][row]
     uint64_t * seen;     // [tile]: the cells that any row of the group sees
     float    * balances; // [KV head][size_k], of the group
     bool     * balanced; // [KV head]
@@ -112,7 +112,7 @@ struct shared {
 
     shared(const attention & a, int64_t n_queries, memory & m) {
         const int64_t n_kv_heads = a.k->ne[2], n_unpacked = 2 * n_kv_heads * TILES;
-        samples  = m.alloc<int32_t>(a.n_streams() * a.n_rows);
+        samples  = m.alloc<sample_cells>(a.n_streams() * a.n_rows);
         seen     = m.alloc<uint64_t>(a.n_tiles());
         balances = m.alloc<float>(n_kv_heads * a.size_k);
         balanced = m.alloc<bool>(n_kv_heads);
@@ -188,7 +188,7 @@ FR_INLINE merging softmax_tile(const state & t, int n, vec most, float * max, fl
 
 // one panel of queries, from the first one on, and a tile of n cells
 template <int V> void attend(const attention & a, const state & t, int64_t first, int n, bool biased) {
-    const int64_t pairs = a.size_k / 2;
+    const int64_t pairs = a.size_k / 2, segment = segment_of(a.size_k) / 2;
     const int32_t * keys = (const int32_t *) t.keys, * pairs_v = (const int32_t *) t.pairs_v;
     vec most[V], qscale_q[V];
     merging m[V];
@@ -197,12 +197,19 @@ template <int V> void attend(const attention & a, const state & t, int64_t first
         qscale_q[v] = FR(loadu_ps)(t.qscale_q + first + v * LANES);
     }
     ivec sums[PARTNERS][V];
+    vec products[PARTNERS][V];
     for (int c = 0; c < n; c += PARTNERS) {
-        multiply<V>(t.queries + first * pairs, pairs, keys + c * pairs, 1, pairs, sums);
+        for (int64_t p = 0; p < pairs; p += segment) {
+            multiply<V>(t.queries + first * pairs + p * V * LANES, std::min(segment, pairs - p), keys + c * pairs + p, 1, pairs, sums);
+            FR_UNROLL for (int i = 0; i < PARTNERS * V; ++i) {
+                const vec more = FR(cvtepi32_ps)(sums[i / V][i % V]);
+                products[i / V][i % V] = p == 0 ? more : FR(add_ps)(products[i / V][i % V], more);
+            }
+        }
         for (int s = 0; s < PARTNERS && c + s < n; ++s) {
             FR_UNROLL for (int v = 0; v < V; ++v) {
                 const int64_t at = ((c + s) * V + v) * LANES;
-                const vec product = FR(cvtepi32_ps)(sums[s][v]), factor = FR(mul_ps)(qscale_q[v], FR(set1_ps)(t.qscale_k[c + s]));
+                const vec product = products[s][v], factor = FR(mul_ps)(qscale_q[v], FR(set1_ps)(t.qscale_k[c + s]));
                 if (a.softcap == 0.0f) {
                     FR(storeu_ps)(t.scores + at, FR(fmadd_ps)(product, factor, biased ? FR(loadu_ps)(t.bias + at) : FR(setzero_ps)()));
                 } else {
@@ -261,7 +268,7 @@ void prepare_queries(const attention & a, const block & b, const state & t, cons
             }
             std::fill(t.floats + DK, t.floats + a.size_k, 0.0f);
             number shorts[MAX_SIZE];
-            t.qscale_q[first + i] = a.scale * to_shorts(t.floats, a.size_k, QUERY_NORM, shorts);
+            t.qscale_q[first + i] = a.scale * to_shorts(t.floats, a.size_k, true, shorts);
             for (int64_t p = 0; p < a.size_k / 2; ++p) {
                 memcpy(t.queries + first * a.size_k / 2 + p * width + i, shorts + 2 * p, sizeof(int32_t));
             }
@@ -405,9 +412,9 @@ int64_t rows_of_group(const attention & a) {
     return std::max<int64_t>(1, std::min<int64_t>(a.n_rows, MEMORY / (a.q->ne[2] * (a.size_k * sizeof(number) + a.size_v * sizeof(float)))));
 }
 
-int64_t group_end(const attention & a, const int32_t * samples, int64_t from) {
+int64_t group_end(const attention & a, const sample_cells * samples, int64_t from) {
     const int64_t end = std::min(a.n_rows, from + rows_of_group(a));
-    return std::find_if(samples + from, samples + end, [&](int32_t tile) { return tile != samples[from]; }) - samples;
+    return std::find_if(samples + from, samples + end, [&](const sample_cells & s) { return !(s == samples[from]); }) - samples;
 }
 
 // How the queries of a group are shared out: in blocks, four and more for each thread, of as many as share a tile well. What a row
@@ -453,9 +460,9 @@ void compute_group(const ggml_compute_params * params, const attention & a, cons
         return parts.at(item);
     };
     find_visible_cells(a, stream, from, until, n_tiles * ith / nth, n_tiles * (ith + 1) / nth, all.seen);
-    const int64_t sample = all.samples[stream * a.n_rows + from];
+    const sample_cells & sample = all.samples[stream * a.n_rows + from];
     for (int64_t i = ith; i < n_kv_heads; i += nth) {
-        all.balanced[i] = sample >= 0 && balance_channels(a, stream, i, sample, t.floats, all.balances + i * a.size_k);
+        all.balanced[i] = sample.cells && balance_channels(a, stream, i, sample, t.floats, all.balances + i * a.size_k);
     }
     if (ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, 0);
@@ -523,7 +530,7 @@ bool ggml_compute_forward_large_batch_attention(const ggml_compute_params * para
     t.alloc_scratch(a, mine);
 
     for (int64_t i = ith; i < a.n_streams() * a.n_rows; i += nth) {
-        all.samples[i] = (int32_t) sample_of(a, i / a.n_rows, i % a.n_rows);
+        all.samples[i] = sample_of(a, i / a.n_rows, i % a.n_rows);
     }
     ggml_barrier(params->threadpool);
     for (int64_t stream = 0; stream < a.n_streams(); ++stream) {
