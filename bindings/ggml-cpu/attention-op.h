@@ -32,8 +32,10 @@ constexpr int64_t LONG     = 512; // ... from FAR on
 constexpr int64_t FAR      = 4096;
 constexpr int     STEP     = 32;   // numbers of a row of values that are taken together
 constexpr int64_t MAX_SIZE = 1024; // of a head
-constexpr int64_t FEW_ROWS  = 8;  // most rows, and query heads per KV head, of few-rows-attention.cpp: what has more of either is
-constexpr int64_t FEW_HEADS = 16; // large-batch-attention.cpp's
+constexpr int64_t FEW_ROWS   = 8;  // most rows, and query heads per KV head, of few-rows-attention.cpp: what has more of either is
+constexpr int64_t FEW_HEADS  = 16; // large-batch-attention.cpp's ...
+constexpr int64_t FEW_SHARED = 32; // ... but where sequences share cells, rows of several are better there
+constexpr int64_t MAX_PARTS  = 256;
 
 struct attention_op {
     const ggml_tensor * q;
@@ -44,6 +46,7 @@ struct attention_op {
 
     int64_t n_rows;  // per stream
     int64_t n_heads; // query heads per KV head
+    int64_t n_parts; // of a tile: sequences that share the cells, [tile][part][TILE] (see llama-mtp-cells.h in bindings/llama)
     int64_t size_k, size_v; // of a row, in whole steps
 
     float scale;
@@ -52,6 +55,7 @@ struct attention_op {
 
     explicit attention_op(const ggml_tensor * dst) :
         q(dst->src[0]), k(dst->src[1]), v(dst->src[2]), mask(dst->src[3]), sinks(dst->src[4]), n_rows(q->ne[1]), n_heads(q->ne[2] / k->ne[2]),
+        n_parts(std::min<int64_t>(std::max(dst->op_params[5], 1), MAX_PARTS)),
         size_k(GGML_PAD(k->ne[0], STEP)), size_v(GGML_PAD(v->ne[0], STEP)) {
         memcpy(&scale,    (const float *) dst->op_params + 0, sizeof(float));
         memcpy(&max_bias, (const float *) dst->op_params + 1, sizeof(float));
@@ -73,6 +77,11 @@ struct attention_op {
                k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3] && q->ne[3] == k->ne[3] && q->ne[2] % k->ne[2] == 0 &&
                (!mask || mask->ne[2] == 1) && DK() % lanes == 0 && DV() % lanes == 0 && DK() <= MAX_SIZE && DV() <= MAX_SIZE;
     }
+
+    bool is_of_few() const { return n_rows <= (n_parts > 1 ? FEW_SHARED : FEW_ROWS) && n_heads <= FEW_HEADS; }
+
+    int64_t n_tiles() const { return (k->ne[1] + n_parts * TILE - 1) / (n_parts * TILE); }
+    int64_t first_cell(int64_t tile, int64_t part = 0) const { return (tile * n_parts + part) * TILE; }
 
     const ggml_fp16_t * mask_of(int64_t stream, int64_t row) const {
         return mask ? (const ggml_fp16_t *) ((const char *) mask->data + row * mask->nb[1] + (stream % mask->ne[3]) * mask->nb[3]) : nullptr;
@@ -126,6 +135,33 @@ inline visibility visibility_of(const ggml_fp16_t * mask, int n) {
     return s;
 }
 
+inline visibility visibility_of(const attention_op & a, int64_t stream, int64_t row, int64_t tile, int64_t part) {
+    const ggml_fp16_t * mask = a.mask_of(stream, row);
+    const int64_t c = a.first_cell(tile, part);
+    return visibility_of(mask ? mask + c : nullptr, (int) std::max<int64_t>(0, std::min(TILE, a.k->ne[1] - c)));
+}
+
+// Takes from what is seen of a tile's parts a cell of each place, and no more: part * TILE + place, in the order of places, which is
+// that of positions. Returns their number.
+inline int take_cells(uint64_t * seen, int64_t n_parts, uint16_t * cells) {
+    uint64_t places = 0;
+    uint8_t  part_of[TILE];
+    for (int64_t part = 0; part < n_parts; ++part) {
+        const uint64_t more = seen[part] & ~places;
+        seen[part] &= places;
+        places     |= more;
+        for (uint64_t left = more; left; left &= left - 1) {
+            part_of[__builtin_ctzll(left)] = (uint8_t) part;
+        }
+    }
+    int n = 0;
+    for (uint64_t left = places; left; left &= left - 1) {
+        const int place = __builtin_ctzll(left);
+        cells[n++] = (uint16_t) (part_of[place] * TILE + place);
+    }
+    return n;
+}
+
 inline void unpack_q8_0(const block_q8_0 * x, float * y, int64_t n) {
     for (int64_t i = 0; i < n / QK8_0; ++i) {
         const float d = GGML_CPU_FP16_TO_FP32(x[i].d);
@@ -168,30 +204,34 @@ inline void unpack(ggml_type type, const void * x, float * y, int64_t n) {
 constexpr int SAMPLE = 16;
 
 struct sample_cells {
-    int64_t  tile  = 0;
-    uint64_t cells = 0; // none, if a row sees too few: nothing is moved
+    int     n = 0; // SAMPLE; or 0, if a row sees too few: nothing is moved
+    int32_t cells[SAMPLE];
+    bool    continues = true; // the row before is of the same sequence
 
-    bool operator==(const sample_cells & o) const { return tile == o.tile && cells == o.cells; }
+    bool operator==(const sample_cells & o) const { return n == o.n && std::equal(cells, cells + n, o.cells); }
 };
 
 inline sample_cells sample_of(const attention_op & a, int64_t stream, int64_t row) {
-    const ggml_fp16_t * mask = a.mask_of(stream, row);
     sample_cells s;
-    for (int64_t c = 0; c + SAMPLE <= a.k->ne[1]; c += TILE) {
-        const uint64_t first = (1 << SAMPLE) - 1;
-        if (visibility_of(mask ? mask + c : nullptr, SAMPLE).cells == first) {
-            return { c / TILE, first };
+    for (int64_t tile = 0; tile < a.n_tiles(); ++tile) {
+        uint64_t seen[MAX_PARTS], places = 0;
+        for (int64_t part = 0; part < a.n_parts; ++part) {
+            seen[part] = visibility_of(a, stream, row, tile, part).cells;
+            places    |= seen[part];
         }
-        if (!s.cells) {
-            const uint64_t cells = visibility_of(mask + c, (int) std::min(TILE, a.k->ne[1] - c)).cells;
-            uint64_t       later = cells;
-            for (int i = 0; i < SAMPLE; ++i) {
-                later &= later - 1;
-            }
-            s = { c / TILE, __builtin_popcountll(cells) >= SAMPLE ? cells & ~later : 0 };
+        const uint64_t first = (1 << SAMPLE) - 1;
+        const bool     last  = (places & first) == first;
+        if (last || (s.n == 0 && __builtin_popcountll(places) >= SAMPLE)) {
+            uint16_t cells[TILE];
+            take_cells(seen, a.n_parts, cells);
+            s.n = SAMPLE;
+            std::transform(cells, cells + SAMPLE, s.cells, [&](uint16_t c) { return (int32_t) a.first_cell(tile) + c; });
+        }
+        if (last) {
+            break;
         }
     }
-    return s.cells ? s : sample_cells();
+    return s;
 }
 
 // What keys are multiplied by, and queries divided by: powers of two, which change scores by rounding only. One for a block of
@@ -199,8 +239,8 @@ inline sample_cells sample_of(const attention_op & a, int64_t stream, int64_t ro
 inline bool balance_channels(const attention_op & a, int64_t stream, int64_t kv_head, const sample_cells & s, float * floats, float * factors) {
     const int64_t n = a.DK(), together = a.k->type == GGML_TYPE_Q8_0 ? QK8_0 : 1;
     std::fill(factors, factors + a.size_k, 0.0f);
-    for (uint64_t left = s.cells; left; left &= left - 1) {
-        unpack(a.k->type, cell_of(a.k, stream, kv_head, s.tile * TILE + __builtin_ctzll(left)), floats, n);
+    for (int i = 0; i < s.n; ++i) {
+        unpack(a.k->type, cell_of(a.k, stream, kv_head, s.cells[i]), floats, n);
         for (int64_t d = 0; d < n; ++d) {
             const float x = fabsf(floats[d]);
             factors[d] = x > factors[d] && x <= FLT_MAX ? x : factors[d];

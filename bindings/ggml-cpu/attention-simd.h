@@ -158,7 +158,7 @@ struct rows_of {
     const float * balance;                       // of keys' channels; nullptr: none
 
     // `rest` has room for the shorts of other types, `floats` for a row, both in whole steps.
-    void load(const ggml_tensor * t, const char * first, const uint8_t * cells, int n, bool of_keys, const float * balanced, float * floats, int16_t * rest, fetcher & other) {
+    void load(const ggml_tensor * t, const char * first, const uint16_t * cells, int n, bool of_keys, const float * balanced, float * floats, int16_t * rest, fetcher & other) {
         const int64_t size = t->ne[0];
         keys    = of_keys;
         balance = balanced;

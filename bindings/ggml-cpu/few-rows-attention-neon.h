@@ -41,7 +41,7 @@ struct rows_of {
     const char *        row   [TILE];
     float               qscale[TILE];
 
-    void load(const ggml_tensor * tensor, const char * first, const uint8_t * cells, int n, bool, const float *, float *, number *, fetcher & other) {
+    void load(const ggml_tensor * tensor, const char * first, const uint16_t * cells, int n, bool, const float *, float *, number *, fetcher & other) {
         t = tensor;
         for (int r = 0; r < n; ++r) {
             other.lines(2);

@@ -60,7 +60,7 @@ int64_t largest_window(int64_t n_streams, int n_threads) {
 struct attention : attention_op {
     explicit attention(const ggml_tensor * dst) : attention_op(dst) {}
 
-    int64_t n_stretches()  const { return count_stretches(k->ne[1]); }
+    int64_t n_stretches()  const { return count_stretches(n_tiles() * TILE); }
     int64_t partial_size() const { return size_v + 16; } // floats: the value that is summed up, maximum, sum
     int64_t n_queries()    const { return q->ne[1] * q->ne[2] * q->ne[3]; }
     int64_t index(int64_t stream, int64_t head, int64_t row) const { return (stream * q->ne[2] + head) * n_rows + row; } // of a query
@@ -103,6 +103,8 @@ struct scratch {
     float   * qscale_k; // [TILE]
     float   * scores;   // [query][TILE]
     number  * weights;  // [query][TILE]
+    uint64_t * seen;    // [row][part], of a tile
+    bool    * biased;   // [row]
 
     scratch(const attention & a, memory & m) {
         const int64_t n = GGML_PAD(a.n_rows * a.n_heads, SIDE), size = std::max(a.size_k, a.size_v);
@@ -114,6 +116,8 @@ struct scratch {
         qscale_k = m.alloc<float>(TILE);
         scores   = m.alloc<float>(n * TILE);
         weights  = m.alloc<number>(n * TILE);
+        seen     = m.alloc<uint64_t>(a.n_rows * a.n_parts);
+        biased   = m.alloc<bool>(a.n_rows);
     }
 };
 
@@ -121,12 +125,12 @@ struct scratch {
 struct group {
     int                 n = 0; // queries
     const float *       balance;
-    const number *      q     [FEW_ROWS * FEW_HEADS + SIDE];
-    float               qscale[FEW_ROWS * FEW_HEADS];
-    value_sum           sums  [FEW_ROWS * FEW_HEADS];
-    const ggml_fp16_t * mask  [FEW_ROWS * FEW_HEADS]; // of the tile, nullptr: of zeros
-    float               slope [FEW_ROWS * FEW_HEADS];
-    uint8_t             cells [TILE];                 // that they see, counted from the tile's first
+    const number *      q     [FEW_SHARED * FEW_HEADS + SIDE];
+    float               qscale[FEW_SHARED * FEW_HEADS];
+    value_sum           sums  [FEW_SHARED * FEW_HEADS];
+    const ggml_fp16_t * mask  [FEW_SHARED * FEW_HEADS]; // of the tile, nullptr: of zeros
+    float               slope [FEW_SHARED * FEW_HEADS];
+    uint16_t            cells [TILE];                   // that they see, counted from the tile's first
     int                 n_cells = 0;
 };
 
@@ -224,50 +228,54 @@ float * partial(const attention & a, const shared & all, int64_t query, int64_t 
     return all.partials + (query * all.n_slots + stretch % all.n_slots) * a.partial_size();
 }
 
-// cells [c, c + n) of one KV head
-void compute_tile(const attention & a, const shared & all, int64_t stream, int64_t stretch, int64_t kv_head, int64_t c, int n, fetcher next, const scratch & t) {
-    const char * k = cell_of(a.k, stream, kv_head, c);
-    const char * v = cell_of(a.v, stream, kv_head, c);
-    fetcher fetch_v(a.v, v, n);
-
+// a tile of one KV head; keys of a tile that comes next are fetched
+void compute_tile(const attention & a, const shared & all, int64_t stream, int64_t stretch, int64_t kv_head, int64_t tile, int64_t next_head, int64_t next_tile, const scratch & t) {
+    const int64_t n = a.n_parts, n_cells = a.k->ne[1], first_cell = a.first_cell(tile);
     const start * starts = all.starts + (stream * a.k->ne[2] + kv_head) * a.n_rows;
-    visibility visible[FEW_ROWS];
     for (int64_t row = 0; row < a.n_rows; ++row) {
-        const ggml_fp16_t * mask = a.mask_of(stream, row);
-        visible[row] = visibility_of(mask ? mask + c : nullptr, n);
+        t.biased[row] = false;
+        for (int64_t part = 0; part < n; ++part) {
+            const visibility s = visibility_of(a, stream, row, tile, part);
+            t.seen[row * n + part] = s.cells;
+            t.biased[row] |= s.biased;
+        }
     }
-    for (int64_t first = 0; first < a.n_rows; ++first) {
-        const uint64_t cells = visible[first].cells;
-        if (!cells) {
+    uint64_t cells[MAX_PARTS], rest[MAX_PARTS];
+    for (int64_t first = 0; first < a.n_rows;) {
+        group g;
+        std::copy_n(t.seen + first * n, n, cells);
+        std::copy_n(cells, n, rest);
+        g.n_cells = take_cells(rest, n, g.cells);
+        if (g.n_cells == 0) {
+            ++first;
             continue;
         }
-        group g;
         g.balance = starts[first].balance;
-        for (uint64_t left = cells; left; left &= left - 1) {
-            g.cells[g.n_cells++] = (uint8_t) __builtin_ctzll(left);
-        }
         for (int64_t row = first; row < a.n_rows; ++row) {
-            if (visible[row].cells != cells || starts[row].balance != g.balance) {
+            if (starts[row].balance != g.balance || !std::equal(cells, cells + n, t.seen + row * n)) {
                 continue;
             }
-            visible[row].cells = 0; // done
+            std::copy_n(rest, n, t.seen + row * n);
             for (int64_t h = kv_head * a.n_heads; h < (kv_head + 1) * a.n_heads; ++h, ++g.n) {
                 const int64_t query = a.index(stream, h, row);
                 g.q     [g.n] = all.queries + query * a.size_k;
                 g.qscale[g.n] = all.qscales[query];
                 g.sums  [g.n] = { partial(a, all, query, stretch), t.weights + g.n * TILE, 1.0f, 0.0f };
-                g.mask  [g.n] = visible[row].biased ? a.mask_of(stream, row) + c : nullptr;
+                g.mask  [g.n] = t.biased[row] ? a.mask_of(stream, row) + first_cell : nullptr;
                 g.slope [g.n] = a.slope(h);
             }
         }
-        attend(a, g, k, v, fetch_v, next, t);
+        const int64_t part = g.cells[0] / TILE * TILE, next = a.first_cell(next_tile) + part;
+        fetcher fetch_v(a.v, cell_of(a.v, stream, kv_head, first_cell + part), (int) std::min(TILE, n_cells - first_cell - part));
+        fetcher fetch_k(a.k, cell_of(a.k, stream, next_head, next), (int) std::max<int64_t>(0, std::min(TILE, n_cells - next)));
+        attend(a, g, cell_of(a.k, stream, kv_head, first_cell), cell_of(a.v, stream, kv_head, first_cell), fetch_v, fetch_k, t);
     }
 }
 
 // one stretch of KV heads [first, end): what every query sums up there
 void compute_item(const attention & a, const shared & all, int64_t stream, int64_t stretch, int64_t first_head, int64_t end_head, const scratch & t) {
-    const int64_t begin = stretch_begin(stretch);
-    const int64_t end   = std::min(stretch_begin(stretch + 1), a.k->ne[1]);
+    const int64_t begin = stretch_begin(stretch) / TILE;
+    const int64_t end   = std::min(stretch_begin(stretch + 1) / TILE, a.n_tiles());
 
     for (int64_t h = first_head * a.n_heads; h < end_head * a.n_heads; ++h) {
         for (int64_t row = 0; row < a.n_rows; ++row) {
@@ -276,12 +284,11 @@ void compute_item(const attention & a, const shared & all, int64_t stream, int64
             value[a.size_v] = -INFINITY;
         }
     }
-    for (int64_t c = begin; c < end; c += TILE) {
+    for (int64_t tile = begin; tile < end; ++tile) {
         for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
-            const int64_t next_head = kv_head + 1 < end_head ? kv_head + 1 : first_head;
-            const int64_t next_c    = kv_head + 1 < end_head ? c : c + TILE;
-            const fetcher next(a.k, cell_of(a.k, stream, next_head, next_c), (int) std::max<int64_t>(0, std::min(TILE, end - next_c)));
-            compute_tile(a, all, stream, stretch, kv_head, c, (int) std::min(TILE, end - c), next, t);
+            const bool    is_last   = kv_head + 1 == end_head;
+            const int64_t next_head = is_last ? first_head : kv_head + 1, next_tile = is_last ? tile + 1 : tile;
+            compute_tile(a, all, stream, stretch, kv_head, tile, next_head, next_tile, t);
         }
     }
 }
@@ -296,7 +303,7 @@ void prepare_queries(const attention & a, const shared & all, int64_t stream, in
         float * balance = all.balances + (first + row) * a.size_k;
         if (alike != &s) {
             s.balance = alike->balance;
-        } else if (s.sample.cells && balance_channels(a, stream, kv_head, s.sample, t.floats, balance)) {
+        } else if (s.sample.n && balance_channels(a, stream, kv_head, s.sample, t.floats, balance)) {
             s.balance = balance;
         }
         for (int64_t head = kv_head * a.n_heads; head < (kv_head + 1) * a.n_heads; ++head) {
@@ -347,7 +354,7 @@ void merge(const attention & a, const shared & all, ggml_tensor * dst, int64_t s
 
 bool handles(const ggml_tensor * dst) {
     const attention a(dst);
-    return few_rows_attention && a.n_rows <= FEW_ROWS && a.n_heads <= FEW_HEADS && a.supported(LANES);
+    return few_rows_attention && a.is_of_few() && a.supported(LANES);
 }
 
 } // namespace

@@ -36,10 +36,9 @@ struct attention : attention_op {
     explicit attention(const ggml_tensor * dst) : attention_op(dst) {}
 
     int64_t n_cells()   const { return k->ne[1]; }
-    int64_t n_tiles()   const { return (n_cells() + TILE - 1) / TILE; }
     int64_t n_streams() const { return k->ne[3]; }
     bool    handles() const {
-        return ggml_cpu_large_batch() && (n_rows > FEW_ROWS || n_heads > FEW_HEADS) && n_heads <= MAX_HEADS && supported(LANES);
+        return ggml_cpu_large_batch() && !is_of_few() && n_heads <= MAX_HEADS && supported(LANES);
     }
 };
 
@@ -86,13 +85,14 @@ struct state {
 struct tile_cells {
     int      n;
     uint64_t bad;
-    uint8_t  cells[TILE];
+    uint16_t cells[TILE];
 };
 
 // What all threads have.
 struct shared {
     sample_cells * samples; // [stream][row]
-    uint64_t * seen;     // [tile]: the cells that any row of the group sees
+    uint64_t * seen;     // [tile][part]: the cells that any row of the group sees
+    bool     * overlaps; // [thread]: parts of a tile are seen at one place
     float    * balances; // [KV head][size_k], of the group
     bool     * balanced; // [KV head]
 
@@ -113,7 +113,8 @@ struct shared {
     shared(const attention & a, int64_t n_queries, memory & m) {
         const int64_t n_kv_heads = a.k->ne[2], n_unpacked = 2 * n_kv_heads * TILES;
         samples  = m.alloc<sample_cells>(a.n_streams() * a.n_rows);
-        seen     = m.alloc<uint64_t>(a.n_tiles());
+        seen     = m.alloc<uint64_t>(a.n_tiles() * a.n_parts);
+        overlaps = m.alloc<bool>(GGML_MAX_N_THREADS);
         balances = m.alloc<float>(n_kv_heads * a.size_k);
         balanced = m.alloc<bool>(n_kv_heads);
         keys     = m.alloc<number>(n_unpacked * TILE * a.size_k);
@@ -277,12 +278,11 @@ void prepare_queries(const attention & a, const block & b, const state & t, cons
 }
 
 // The cells of a tile that any row sees become shorts.
-void unpack_tile(const attention & a, int64_t stream, int64_t kv_head, const state & t, const float * balance, int64_t begin, uint64_t seen, tile_cells & found) {
+void unpack_tile(const attention & a, int64_t stream, int64_t kv_head, const state & t, const float * balance, int64_t begin, const uint64_t * seen, tile_cells & found) {
     fetcher none(a.k, nullptr, 0);
-    int n = 0;
-    for (uint64_t left = seen; left; left &= left - 1) {
-        found.cells[n++] = (uint8_t) __builtin_ctzll(left);
-    }
+    uint64_t left[MAX_PARTS];
+    std::copy_n(seen, a.n_parts, left);
+    const int n = take_cells(left, a.n_parts, found.cells);
     found.n   = n;
     found.bad = 0;
     const auto copy_scales = [&](float * qscale) {
@@ -361,13 +361,14 @@ void compute_block(const attention & a, const block & b, const shared & all, int
     const int64_t n = b.panels_end(), end = std::min(a.n_tiles(), (chunk + 1) * TILES);
     bool summed = false; // anything of the stretch
     for (int64_t tile = chunk * TILES; tile < end; ++tile) {
-        const int64_t begin = tile * TILE, next = begin + TILE;
+        const int64_t next = (tile + 1) * TILE;
         bool any = false, biased = false;
         for (int64_t row = first_row; row < end_row; ++row) {
-            const ggml_fp16_t * mask = a.mask_of(b.stream, row);
-            const visibility s = visibility_of(mask ? mask + begin : nullptr, (int) std::min(TILE, a.n_cells() - begin));
-            any    |= s.cells != 0;
-            biased |= s.biased || s.cells != all.seen[tile];
+            for (int64_t part = 0; part < a.n_parts; ++part) {
+                const visibility s = visibility_of(a, b.stream, row, tile, part);
+                any    |= s.cells != 0;
+                biased |= s.biased || s.cells != all.seen[tile * a.n_parts + part];
+            }
         }
         if (any) {
             if (!summed) {
@@ -382,7 +383,7 @@ void compute_block(const attention & a, const block & b, const shared & all, int
             biased |= found.bad != 0;
             for (int64_t first = 0; first < b.n_queries; first += PANEL) {
                 if (biased || a.softcap != 0.0f) {
-                    add_masks(a, b, t, first, begin, found);
+                    add_masks(a, b, t, first, a.first_cell(tile), found);
                 }
                 attend_panel[b.width(first) / LANES - 1](a, t, first, found.n, biased);
             }
@@ -396,25 +397,49 @@ void compute_block(const attention & a, const block & b, const shared & all, int
     }
 }
 
-// the cells of tiles [begin, end) that any of some rows sees
-void find_visible_cells(const attention & a, int64_t stream, int64_t from, int64_t until, int64_t begin, int64_t end, uint64_t * seen) {
-    memset(seen + begin, 0, (end - begin) * sizeof(uint64_t));
-    for (int64_t row = from; row < until; ++row) {
-        const ggml_fp16_t * mask = a.mask_of(stream, row);
-        for (int64_t tile = begin; tile < end; ++tile) {
-            seen[tile] |= visibility_of(mask ? mask + tile * TILE : nullptr, (int) std::min(TILE, a.n_cells() - tile * TILE)).cells;
+// the cells of tiles [begin, end) that any of some rows sees; returns whether parts of a tile are seen at one place
+bool find_visible_cells(const attention & a, int64_t stream, int64_t from, int64_t until, int64_t begin, int64_t end, uint64_t * seen) {
+    bool overlap = false;
+    for (int64_t tile = begin; tile < end; ++tile) {
+        uint64_t places = 0;
+        for (int64_t part = 0; part < a.n_parts; ++part) {
+            uint64_t cells = 0;
+            for (int64_t row = from; row < until; ++row) {
+                cells |= visibility_of(a, stream, row, tile, part).cells;
+            }
+            seen[tile * a.n_parts + part] = cells;
+            overlap |= (places & cells) != 0;
+            places  |= cells;
         }
     }
+    return overlap;
 }
 
-// The rows of a group have the same balance of channels, and there is memory for them.
+// Whether a row sees the newest cell of the row before: so it does within a sequence.
+bool continues(const attention & a, int64_t stream, int64_t row) {
+    for (int64_t tile = a.n_tiles() - 1; tile >= 0; --tile) {
+        uint64_t newest = 0;
+        int64_t  of     = 0;
+        for (int64_t part = 0; part < a.n_parts; ++part) {
+            const uint64_t cells = visibility_of(a, stream, row - 1, tile, part).cells;
+            of     = cells > newest ? part : of;
+            newest = std::max(cells, newest);
+        }
+        if (newest) {
+            return visibility_of(a, stream, row, tile, of).cells >> (63 - __builtin_clzll(newest)) & 1;
+        }
+    }
+    return true;
+}
+
+// The rows of a group have the same balance of channels, are of one sequence, and there is memory for them.
 int64_t rows_of_group(const attention & a) {
     return std::max<int64_t>(1, std::min<int64_t>(a.n_rows, MEMORY / (a.q->ne[2] * (a.size_k * sizeof(number) + a.size_v * sizeof(float)))));
 }
 
 int64_t group_end(const attention & a, const sample_cells * samples, int64_t from) {
     const int64_t end = std::min(a.n_rows, from + rows_of_group(a));
-    return std::find_if(samples + from, samples + end, [&](const sample_cells & s) { return !(s == samples[from]); }) - samples;
+    return std::find_if(samples + from + 1, samples + end, [&](const sample_cells & s) { return !s.continues || !(s == samples[from]); }) - samples;
 }
 
 // How the queries of a group are shared out: in blocks, four and more for each thread, of as many as share a tile well. What a row
@@ -436,33 +461,36 @@ struct sharing {
 // of all blocks of a group, with what fills their last vectors
 int64_t most_queries(const attention & a) { return (rows_of_group(a) * a.n_heads + BLOCK) * a.k->ne[2]; }
 
+bool is_seen(uint64_t cells) { return cells != 0; }
+
 void unpack_chunk(const attention & a, int64_t stream, int64_t chunk, const shared & all, state t, int ith, int nth) {
     const int64_t n_kv_heads = a.k->ne[2], first = chunk * TILES;
     const int64_t n = std::min(TILES, a.n_tiles() - first) * n_kv_heads;
     for (int64_t i = ith; i < n; i += nth) {
         const int64_t kv_head = i % n_kv_heads, tile = first + i / n_kv_heads;
         const int64_t at = all.at(a, chunk, kv_head, i / n_kv_heads);
-        if (all.seen[tile] != 0) {
+        const uint64_t * seen = all.seen + tile * a.n_parts;
+        if (std::any_of(seen, seen + a.n_parts, is_seen)) {
             all.bind_tile(a, at, t);
-            unpack_tile(a, stream, kv_head, t, all.balance(a, kv_head), tile * TILE, all.seen[tile], all.cells[at]);
+            unpack_tile(a, stream, kv_head, t, all.balance(a, kv_head), a.first_cell(tile), seen, all.cells[at]);
         }
     }
 }
 
 // a group of rows, by all threads
-void compute_group(const ggml_compute_params * params, const attention & a, const shared & all, int64_t stream, int64_t from, int64_t until, state t, ggml_tensor * dst) {
+void compute_group(const ggml_compute_params * params, attention a, const shared & all, int64_t stream, int64_t from, int64_t until, state t, ggml_tensor * dst) {
     const int ith = params->ith, nth = params->nth;
     const sharing parts(a, stream, from, until, nth);
-    const int64_t n_items = parts.n_items, n_kv_heads = a.k->ne[2], n_tiles = a.n_tiles();
+    const int64_t n_items = parts.n_items, n_kv_heads = a.k->ne[2];
 
     const auto bind = [&](int64_t item) {
         all.bind_queries(a, item * parts.size, t);
         return parts.at(item);
     };
-    find_visible_cells(a, stream, from, until, n_tiles * ith / nth, n_tiles * (ith + 1) / nth, all.seen);
+    all.overlaps[ith] = find_visible_cells(a, stream, from, until, a.n_tiles() * ith / nth, a.n_tiles() * (ith + 1) / nth, all.seen);
     const sample_cells & sample = all.samples[stream * a.n_rows + from];
     for (int64_t i = ith; i < n_kv_heads; i += nth) {
-        all.balanced[i] = sample.cells && balance_channels(a, stream, i, sample, t.floats, all.balances + i * a.size_k);
+        all.balanced[i] = sample.n && balance_channels(a, stream, i, sample, t.floats, all.balances + i * a.size_k);
     }
     if (ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, 0);
@@ -473,10 +501,14 @@ void compute_group(const ggml_compute_params * params, const attention & a, cons
         const block b = bind(item);
         prepare_queries(a, b, t, all.balance(a, b.kv_head));
     }
-    const auto is_seen = [](uint64_t cells) { return cells != 0; };
-    const int64_t first_chunk = (std::find_if(all.seen, all.seen + n_tiles, is_seen) - all.seen) / TILES;
+    if (std::find(all.overlaps, all.overlaps + nth, true) != all.overlaps + nth) {
+        a.n_parts = 1; // the cells have no order of positions: theirs will do
+    }
+    const int64_t n_tiles = a.n_tiles(), of_chunk = TILES * a.n_parts;
+    uint64_t * const end_seen = all.seen + n_tiles * a.n_parts;
+    const int64_t first_chunk = (std::find_if(all.seen, end_seen, is_seen) - all.seen) / of_chunk;
     int64_t end_chunk = (n_tiles + TILES - 1) / TILES;
-    while (end_chunk > first_chunk && std::none_of(all.seen + (end_chunk - 1) * TILES, all.seen + std::min(end_chunk * TILES, n_tiles), is_seen)) {
+    while (end_chunk > first_chunk && std::none_of(all.seen + (end_chunk - 1) * of_chunk, std::min(all.seen + end_chunk * of_chunk, end_seen), is_seen)) {
         --end_chunk;
     }
     unpack_chunk(a, stream, first_chunk, all, t, ith, nth);
@@ -530,7 +562,9 @@ bool ggml_compute_forward_large_batch_attention(const ggml_compute_params * para
     t.alloc_scratch(a, mine);
 
     for (int64_t i = ith; i < a.n_streams() * a.n_rows; i += nth) {
-        all.samples[i] = sample_of(a, i / a.n_rows, i % a.n_rows);
+        const int64_t stream = i / a.n_rows, row = i % a.n_rows;
+        all.samples[i] = sample_of(a, stream, row);
+        all.samples[i].continues = a.n_parts == 1 || row == 0 || continues(a, stream, row);
     }
     ggml_barrier(params->threadpool);
     for (int64_t stream = 0; stream < a.n_streams(); ++stream) {
