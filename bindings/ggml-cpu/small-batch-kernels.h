@@ -147,15 +147,14 @@ template <class T, int n, int v> SB_INLINE void step(const typename T::block & b
 
 #endif
 
-// What biases and minima take away, in products of shorts, with sums of 16 quants. A bias goes into the sums of products; quants whose
-// signs go to the columns have none.
+// What biases and minima take away, in products of shorts, with sums of 16 quants. Quants whose signs go to the columns have no bias.
 template <class T> SB_INLINE shorts offsets_of(const typename T::block & b, shorts scales, shorts mins) {
 #ifndef SB_512
     if constexpr (T::FORMULA == formula::GRID_OFFSETS) {
         return T::offsets(b, scales);
     }
 #endif
-    return (void) b, HAS_MIN<T> ? mins : _mm256_mullo_epi16(scales, _mm256_set1_epi16(-T::BIAS));
+    return (void) b, HAS_MIN<T> ? mins : _mm256_mullo_epi16(scales, _mm256_set1_epi16(T::BIAS));
 }
 #ifdef SB_512
 template <class T> constexpr bool BIASED = T::BIAS != 0;
@@ -165,7 +164,6 @@ template <class T> constexpr bool BIASED = T::BIAS != 0 && T::FORMULA != formula
 SB_INLINE ivec widened(__m256i x) { return x; }
 #endif
 
-constexpr int UNROLLED = 2; // columns, for which the code of four rows is not too long
 template <class T, int n> void rows_256(const product & p, int64_t begin, int64_t end) {
     typedef typename T::block block;
     for (int64_t first = begin; first < end; first += GROUP) {
@@ -181,8 +179,10 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
         }
         for (int64_t u = 0; u < p.n_units; ++u) {
             ivec dots[n][GROUP];
-            __m256i less[n][GROUP];
-            const auto add_row = [&](auto r) __attribute__((always_inline)) {
+            ivec less[n][GROUP];
+            int n_group = GROUP;
+            __asm__("" : "+r"(n_group)); // a loop, since four times the code takes longer
+            for (int r = 0; r < n_group; ++r) {
                 const block & x = rows[r][u];
                 SB_UNROLL for (size_t b = 0; b < sizeof(block); b += 64) {
                     _mm_prefetch((const char *) &x + GROUP * p.x_stride + b, _MM_HINT_T0);
@@ -193,38 +193,32 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
                 const shorts by = offsets_of<T>(x, scales, mins);
                 ivec sum[n];
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    const __m256i offset = HAS_MIN<T> || BIASED<T> ? _mm256_madd_epi16(by, load_256(y.sums + 16 * j)) : _mm256_setzero_si256();
-                    if (HAS_MIN<T>) {
-                        less[j][r] = offset;
-                    }
-                    sum[j] = HAS_MIN<T> ? SB(set1_epi32)(0) : widened(offset);
+                    sum[j] = SB(set1_epi32)(0);
                 }
                 step<T, n, 0>(x, each, y.y, sum);
                 step<T, n, 1>(x, each, y.y, sum);
                 step<T, n, 2>(x, each, y.y, sum);
                 step<T, n, 3>(x, each, y.y, sum);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    dots[j][r] = sum[j];
-                }
-            };
-            if constexpr (n <= UNROLLED) {
-                unrolled<GROUP>(add_row);
-            } else {
-                int n_group = GROUP;
-                __asm__("" : "+r"(n_group)); // a loop, since four times the code takes longer
-                for (int r = 0; r < n_group; ++r) {
-                    add_row(r);
+                    const ivec offset = HAS_MIN<T> || BIASED<T> ? widened(_mm256_madd_epi16(by, load_256(y.sums + 16 * j))) : SB(set1_epi32)(0);
+                    dots[j][r] = HAS_MIN<T> ? sum[j] : SB(sub_epi32)(sum[j], offset); // a bias belongs to the products
+                    if (HAS_MIN<T>) {
+                        less[j][r] = offset;
+                    }
                 }
             }
-            const auto of_rows = [&](auto f) { return _mm_setr_ps(f(rows[0][u]), f(rows[1][u]), f(rows[2][u]), f(rows[3][u])); };
-            const __m128 d = of_rows(T::d);
+            const auto of_rows = [&](auto half) { return four_halves([&](int r) { return half(rows[r][u]); }); };
+            const __m128 d = _mm_mul_ps(of_rows(T::d), _mm_set1_ps(T::FACTOR));
+            __m128 dmin = d;
+            if constexpr (HAS_MIN<T>) {
+                dmin = of_rows(T::dmin);
+            }
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 const __m128 scale = _mm_set1_ps(y.scales[j]);
-                const __m128 sum   = _mm_cvtepi32_ps(sums_of(dots[j][0], dots[j][1], dots[j][2], dots[j][3]));
-                acc[j] = _mm_fmadd_ps(_mm_mul_ps(d, scale), sum, acc[j]);
-                if constexpr (HAS_MIN<T>) {
-                    const __m128 min = _mm_cvtepi32_ps(sums_of(widened(less[j][0]), widened(less[j][1]), widened(less[j][2]), widened(less[j][3])));
-                    acc[j] = _mm_fnmadd_ps(_mm_mul_ps(of_rows(T::dmin), scale), min, acc[j]);
+                const auto of = [](const ivec * x) __attribute__((always_inline)) { return _mm_cvtepi32_ps(sums_of(x[0], x[1], x[2], x[3])); };
+                acc[j] = _mm_fmadd_ps(_mm_mul_ps(d, scale), of(dots[j]), acc[j]);
+                if (HAS_MIN<T>) {
+                    acc[j] = _mm_fnmadd_ps(_mm_mul_ps(dmin, scale), of(less[j]), acc[j]);
                 }
             }
             y.y += n * QK_K, y.sums += n * 16, y.scales += n;
