@@ -58,33 +58,6 @@ SB_INLINE ivec dot_32(ivec x, ivec prepared, ivec y) {
 // registers in which a group of LANES rows is multiplied, 4 ints to a row
 constexpr int QUARTERS = 4;
 
-// Lane 4 l + v is the sum of the ints in 128 bits l of x[v], which are at most `most`: what 16 bits hold is added in pairs.
-template <int most> SB_INLINE ivec sums_of_fours(const ivec * x) {
-    const ivec ones = SB(set1_epi16)(1);
-    ivec two[2];
-    SB_UNROLL for (int i = 0; i < 2; ++i) {
-        const ivec a = x[2 * i], b = x[2 * i + 1];
-        two[i] = most < 32768 ? SB(madd_epi16)(SB(packs_epi32)(a, b), ones) : SB(add_epi32)(SB(unpacklo_epi32)(a, b), SB(unpackhi_epi32)(a, b));
-    }
-    if (2 * most < 32768) {
-        return SB(madd_epi16)(SB(packs_epi32)(two[0], two[1]), ones);
-    }
-    if (most < 32768) {
-        const fvec a = (fvec) two[0], b = (fvec) two[1];
-        return SB(add_epi32)((ivec) SB(shuffle_ps)(a, b, 0x88), (ivec) SB(shuffle_ps)(a, b, 0xDD));
-    }
-    return SB(add_epi32)(SB(unpacklo_epi64)(two[0], two[1]), SB(unpackhi_epi64)(two[0], two[1]));
-}
-
-// 4 ints to a row of a and b, which have 8
-SB_INLINE ivec halves_added(ivec a, ivec b) {
-#ifdef SB_512
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
-#else
-    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-#endif
-}
-
 // keeps weights in memory, where there are no registers for them beside the columns
 template <int n> SB_INLINE void to_stack(ivec (&x)[n]) {
 #ifndef SB_512
