@@ -145,11 +145,12 @@ template <class T> void unpack_256(const char * const * rows, int64_t first, int
                 T::groups(*x[i], s, m);
                 scales[i] = group_scales(s);
                 less[i]   = HAS_MIN<T> ? m : _mm256_mullo_epi16(s, _mm256_set1_epi16(in_tile<T>::BIAS));
-                const int64_t at = u * TILE_ROWS + v * LANES + i;
-                out.d[at] = T::d(*x[i]);
-                if constexpr (HAS_MIN<T>) {
-                    out.min[at] = T::dmin(*x[i]);
-                }
+            }
+            const auto of_rows = [&](auto half) { return lanes_of_halves([&](int i) { return half(*x[i]); }); };
+            const int64_t at = u * TILE_ROWS + v * LANES;
+            SB(storeu_ps)(out.d + at, SB(mul_ps)(of_rows(T::d), SB(set1_ps)(T::FACTOR)));
+            if constexpr (HAS_MIN<T>) {
+                SB(storeu_ps)(out.min + at, of_rows(T::dmin));
             }
             transpose_groups<T::OWN_SCALE>(scales, out.scales + u * n_groups * TILE_ROWS + v * LANES);
             if (HAS_MIN<T> || in_tile<T>::BIAS != 0) {

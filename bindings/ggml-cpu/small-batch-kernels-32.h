@@ -55,35 +55,14 @@ SB_INLINE ivec dot_32(ivec x, ivec prepared, ivec y) {
 
 #endif
 
+#ifdef SB_512
+SB_INLINE ivec load_16(const char * y) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *) y)); }
+#else
+SB_INLINE ivec load_16(const char * y) { return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *) y)); }
+#endif
+
 // registers in which a group of LANES rows is multiplied, 4 ints to a row
 constexpr int QUARTERS = 4;
-
-// Lane 4 l + v is the sum of the ints in 128 bits l of x[v], which are at most `most`: what 16 bits hold is added in pairs.
-template <int most> SB_INLINE ivec sums_of_fours(const ivec * x) {
-    const ivec ones = SB(set1_epi16)(1);
-    ivec two[2];
-    SB_UNROLL for (int i = 0; i < 2; ++i) {
-        const ivec a = x[2 * i], b = x[2 * i + 1];
-        two[i] = most < 32768 ? SB(madd_epi16)(SB(packs_epi32)(a, b), ones) : SB(add_epi32)(SB(unpacklo_epi32)(a, b), SB(unpackhi_epi32)(a, b));
-    }
-    if (2 * most < 32768) {
-        return SB(madd_epi16)(SB(packs_epi32)(two[0], two[1]), ones);
-    }
-    if (most < 32768) {
-        const fvec a = (fvec) two[0], b = (fvec) two[1];
-        return SB(add_epi32)((ivec) SB(shuffle_ps)(a, b, 0x88), (ivec) SB(shuffle_ps)(a, b, 0xDD));
-    }
-    return SB(add_epi32)(SB(unpacklo_epi64)(two[0], two[1]), SB(unpackhi_epi64)(two[0], two[1]));
-}
-
-// 4 ints to a row of a and b, which have 8
-SB_INLINE ivec halves_added(ivec a, ivec b) {
-#ifdef SB_512
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
-#else
-    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-#endif
-}
 
 // keeps weights in memory, where there are no registers for them beside the columns
 template <int n> SB_INLINE void to_stack(ivec (&x)[n]) {
@@ -151,20 +130,19 @@ template <class T, int n> void rows_bytes(const product & p, int64_t begin, int6
     rows_by_group<n, LANES>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[LANES]) {
         ivec quants[2 * QUARTERS], prepared[2 * QUARTERS];
         group_of_lanes<T, n>(p, x, x_stride, result, [&](const char * own) __attribute__((always_inline)) {
-            SB_UNROLL for (int r = 0; r < 2 * QUARTERS; ++r) { // rows v and v + 4, or where there are two in each, v + 8 and v + 12
-                const int row = r % QUARTERS + r / QUARTERS * LANES / 2;
-                quants[r]   = T::quants(own + row * x_stride, own + (row + 4) * x_stride, 0);
+            SB_UNROLL for (int r = 0; r < 2 * QUARTERS; ++r) { // the first 16 weights of rows, then the others
+                const char * row = own + r % QUARTERS * x_stride + offsetof(typename T::block, qs);
+                quants[r]   = rows_of_16(row + r / QUARTERS * 16, QUARTERS * x_stride);
                 prepared[r] = prepare_rows(quants[r]);
             }
             if (n > 1) {
-                to_stack(quants);
                 to_stack(prepared);
             }
         }, [&](int j, const columns & y) __attribute__((always_inline)) {
-            const ivec col = load_col(y.y + QK8_0 * j);
+            const ivec a = load_16(y.y + QK8_0 * j), b = load_16(y.y + QK8_0 * j + 16);
             ivec sums[QUARTERS];
             SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
-                sums[v] = halves_added(dot_32(quants[v], prepared[v], col), dot_32(quants[v + QUARTERS], prepared[v + QUARTERS], col));
+                sums[v] = SB(add_epi32)(dot_32(quants[v], prepared[v], a), dot_32(quants[v + QUARTERS], prepared[v + QUARTERS], b));
             }
             return sums_of_fours<INT16_MAX + 1>(sums);
         });
@@ -268,12 +246,6 @@ template <bool is_signed, bool alone> SB_INLINE ivec dot_nibbles(ivec sum, ivec 
     }
     return _mm256_add_epi32(sum, _mm256_madd_epi16(ones, _mm256_add_epi16(_mm256_maddubs_epi16(low, a), _mm256_maddubs_epi16(high, b))));
 }
-#endif
-
-#ifdef SB_512
-SB_INLINE ivec load_16(const char * y) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *) y)); }
-#else
-SB_INLINE ivec load_16(const char * y) { return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *) y)); }
 #endif
 
 template <class T, int n> void rows_nibbles(const product & p, int64_t begin, int64_t end) {

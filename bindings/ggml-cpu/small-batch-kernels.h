@@ -15,17 +15,41 @@ namespace {
 // The integer sum of a super-block is exact, however it is added up. What an output takes in of it is rounded as in multiply_256()
 // of large-batch-kernels.h, in the order of blocks: so no bit depends on the number of columns, nor on the kernel.
 
-// the sums of the ints of four registers
-SB_INLINE __m128i sums_of(const ivec & a, const ivec & b, const ivec & c, const ivec & d) {
-    const ivec ab = SB(add_epi32)(SB(unpacklo_epi32)(a, b), SB(unpackhi_epi32)(a, b));
-    const ivec cd = SB(add_epi32)(SB(unpacklo_epi32)(c, d), SB(unpackhi_epi32)(c, d));
-    const ivec all = SB(add_epi32)(SB(unpacklo_epi64)(ab, cd), SB(unpackhi_epi64)(ab, cd));
+// Lane 4 l + v is the sum of the ints in 128 bits l of x[v], which are at most `most`: what 16 bits hold is added in pairs.
+template <int most> SB_INLINE ivec sums_of_fours(const ivec * x) {
+    const ivec ones = SB(set1_epi16)(1);
+    ivec two[2];
+    SB_UNROLL for (int i = 0; i < 2; ++i) {
+        const ivec a = x[2 * i], b = x[2 * i + 1];
+        two[i] = most < 32768 ? SB(madd_epi16)(SB(packs_epi32)(a, b), ones) : SB(add_epi32)(SB(unpacklo_epi32)(a, b), SB(unpackhi_epi32)(a, b));
+    }
+    if (2 * most < 32768) {
+        return SB(madd_epi16)(SB(packs_epi32)(two[0], two[1]), ones);
+    }
+    if (most < 32768) {
+        const fvec a = (fvec) two[0], b = (fvec) two[1];
+        return SB(add_epi32)((ivec) SB(shuffle_ps)(a, b, 0x88), (ivec) SB(shuffle_ps)(a, b, 0xDD));
+    }
+    return SB(add_epi32)(SB(unpacklo_epi64)(two[0], two[1]), SB(unpackhi_epi64)(two[0], two[1]));
+}
+
+// 4 ints to a row of a and b, which have 8
+SB_INLINE ivec halves_added(ivec a, ivec b) {
 #ifdef SB_512
-    const __m256i x = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
 #else
-    const __m256i x = all;
+    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 #endif
-    return _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+}
+
+// a lane for each of LANES registers: the sum of its ints
+SB_INLINE ivec sums_of(const ivec * x) {
+    const auto eight = [&](int i) { return halves_added(sums_of_fours<INT16_MAX + 1>(x + i), sums_of_fours<INT16_MAX + 1>(x + i + 4)); };
+#ifdef SB_512
+    return halves_added(eight(0), eight(8));
+#else
+    return eight(0);
+#endif
 }
 
 // f(0) to f(n - 1); GCC leaves large bodies a loop, and arrays that it indexes in memory
@@ -147,15 +171,14 @@ template <class T, int n, int v> SB_INLINE void step(const typename T::block & b
 
 #endif
 
-// What biases and minima take away, in products of shorts, with sums of 16 quants. A bias goes into the sums of products; quants whose
-// signs go to the columns have none.
+// What biases and minima take away, in products of shorts, with sums of 16 quants. Quants whose signs go to the columns have no bias.
 template <class T> SB_INLINE shorts offsets_of(const typename T::block & b, shorts scales, shorts mins) {
 #ifndef SB_512
     if constexpr (T::FORMULA == formula::GRID_OFFSETS) {
         return T::offsets(b, scales);
     }
 #endif
-    return (void) b, HAS_MIN<T> ? mins : _mm256_mullo_epi16(scales, _mm256_set1_epi16(-T::BIAS));
+    return (void) b, HAS_MIN<T> ? mins : _mm256_mullo_epi16(scales, _mm256_set1_epi16(T::BIAS));
 }
 #ifdef SB_512
 template <class T> constexpr bool BIASED = T::BIAS != 0;
@@ -165,27 +188,27 @@ template <class T> constexpr bool BIASED = T::BIAS != 0 && T::FORMULA != formula
 SB_INLINE ivec widened(__m256i x) { return x; }
 #endif
 
-constexpr int UNROLLED = 2; // columns, for which the code of four rows is not too long
 template <class T, int n> void rows_256(const product & p, int64_t begin, int64_t end) {
     typedef typename T::block block;
-    for (int64_t first = begin; first < end; first += GROUP) {
-        const int n_rows = (int) std::min<int64_t>(GROUP, end - first);
-        const block * rows[GROUP]; // the last one stands for those that there are not
-        for (int r = 0; r < GROUP; ++r) {
+    for (int64_t first = begin; first < end; first += LANES) {
+        const int n_rows = (int) std::min<int64_t>(LANES, end - first);
+        const block * rows[LANES]; // the last one stands for those that there are not
+        for (int r = 0; r < LANES; ++r) {
             rows[r] = (const block *) (p.x + (first + std::min(r, n_rows - 1)) * p.x_stride);
         }
         columns y = p.y;
-        __m128 acc[n];
+        fvec acc[n];
         SB_UNROLL for (int j = 0; j < n; ++j) {
-            acc[j] = _mm_setzero_ps();
+            acc[j] = SB(setzero_ps)();
         }
         for (int64_t u = 0; u < p.n_units; ++u) {
-            ivec dots[n][GROUP];
-            __m256i less[n][GROUP];
-            const auto add_row = [&](auto r) __attribute__((always_inline)) {
+            ivec dots[n][LANES], less[n][LANES];
+            int n_group = LANES;
+            __asm__("" : "+r"(n_group)); // a loop, since all their code takes longer
+            SB_UNROLL_2 for (int r = 0; r < n_group; ++r) {
                 const block & x = rows[r][u];
                 SB_UNROLL for (size_t b = 0; b < sizeof(block); b += 64) {
-                    _mm_prefetch((const char *) &x + GROUP * p.x_stride + b, _MM_HINT_T0);
+                    _mm_prefetch((const char *) &x + LANES * p.x_stride + b, _MM_HINT_T0);
                 }
                 shorts scales, mins = _mm256_setzero_si256();
                 T::groups(x, scales, mins);
@@ -193,46 +216,40 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
                 const shorts by = offsets_of<T>(x, scales, mins);
                 ivec sum[n];
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    const __m256i offset = HAS_MIN<T> || BIASED<T> ? _mm256_madd_epi16(by, load_256(y.sums + 16 * j)) : _mm256_setzero_si256();
-                    if (HAS_MIN<T>) {
-                        less[j][r] = offset;
-                    }
-                    sum[j] = HAS_MIN<T> ? SB(set1_epi32)(0) : widened(offset);
+                    sum[j] = SB(set1_epi32)(0);
                 }
                 step<T, n, 0>(x, each, y.y, sum);
                 step<T, n, 1>(x, each, y.y, sum);
                 step<T, n, 2>(x, each, y.y, sum);
                 step<T, n, 3>(x, each, y.y, sum);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    dots[j][r] = sum[j];
-                }
-            };
-            if constexpr (n <= UNROLLED) {
-                unrolled<GROUP>(add_row);
-            } else {
-                int n_group = GROUP;
-                __asm__("" : "+r"(n_group)); // a loop, since four times the code takes longer
-                for (int r = 0; r < n_group; ++r) {
-                    add_row(r);
+                    const ivec offset = HAS_MIN<T> || BIASED<T> ? widened(_mm256_madd_epi16(by, load_256(y.sums + 16 * j))) : SB(set1_epi32)(0);
+                    dots[j][r] = HAS_MIN<T> ? sum[j] : SB(sub_epi32)(sum[j], offset); // a bias belongs to the products
+                    if (HAS_MIN<T>) {
+                        less[j][r] = offset;
+                    }
                 }
             }
-            const auto of_rows = [&](auto f) { return _mm_setr_ps(f(rows[0][u]), f(rows[1][u]), f(rows[2][u]), f(rows[3][u])); };
-            const __m128 d = of_rows(T::d);
+            const auto of_rows = [&](auto half) { return lanes_of_halves([&](int r) { return half(rows[r][u]); }); };
+            const fvec d = SB(mul_ps)(of_rows(T::d), SB(set1_ps)(T::FACTOR));
+            fvec dmin = d;
+            if constexpr (HAS_MIN<T>) {
+                dmin = of_rows(T::dmin);
+            }
             SB_UNROLL for (int j = 0; j < n; ++j) {
-                const __m128 scale = _mm_set1_ps(y.scales[j]);
-                const __m128 sum   = _mm_cvtepi32_ps(sums_of(dots[j][0], dots[j][1], dots[j][2], dots[j][3]));
-                acc[j] = _mm_fmadd_ps(_mm_mul_ps(d, scale), sum, acc[j]);
-                if constexpr (HAS_MIN<T>) {
-                    const __m128 min = _mm_cvtepi32_ps(sums_of(widened(less[j][0]), widened(less[j][1]), widened(less[j][2]), widened(less[j][3])));
-                    acc[j] = _mm_fnmadd_ps(_mm_mul_ps(of_rows(T::dmin), scale), min, acc[j]);
+                const fvec scale = SB(set1_ps)(y.scales[j]);
+                const auto of = [](const ivec * x) __attribute__((always_inline)) { return SB(cvtepi32_ps)(sums_of(x)); };
+                acc[j] = SB(fmadd_ps)(SB(mul_ps)(d, scale), of(dots[j]), acc[j]);
+                if (HAS_MIN<T>) {
+                    acc[j] = SB(fnmadd_ps)(SB(mul_ps)(dmin, scale), of(less[j]), acc[j]);
                 }
             }
             y.y += n * QK_K, y.sums += n * 16, y.scales += n;
         }
         SB_UNROLL for (int j = 0; j < n; ++j) {
-            float some[GROUP];
-            _mm_storeu_ps(n_rows == GROUP ? p.dst[j] + first : some, acc[j]);
-            if (n_rows < GROUP) {
+            float some[LANES];
+            SB(storeu_ps)(n_rows == LANES ? p.dst[j] + first : some, acc[j]);
+            if (n_rows < LANES) {
                 std::copy(some, some + n_rows, p.dst[j] + first);
             }
         }

@@ -42,14 +42,15 @@ struct type_k { // what most of them have in common
     static constexpr int OWN_SCALE = 32;  // weights that share scale and min
     static constexpr int MOST      = 127; // of the quants
     static constexpr int BIAS      = 0;
+    static constexpr float FACTOR  = 1;   // of d
 };
 
 struct type_q4_K : type_k {
     typedef block_q4_K block;
     static constexpr int MOST = 15;
     static constexpr formula FORMULA = formula::MIN_SPLIT;
-    static float d   (const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
-    static float dmin(const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.dmin); }
+    static ggml_half d   (const block & b) { return b.data.data.d; }
+    static ggml_half dmin(const block & b) { return b.data.data.dmin; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) { scales_and_mins(b.scales, scales, mins); }
     template <int v> SB_INLINE bytes quants(const block & b) { return twice<0, 4, 0, 15>(b.qs + 32 * v); }
 
@@ -63,8 +64,8 @@ struct type_q5_K : type_k {
     typedef block_q5_K block;
     static constexpr int MOST = 31;
     static constexpr formula FORMULA = formula::MIN;
-    static float d   (const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
-    static float dmin(const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.dmin); }
+    static ggml_half d   (const block & b) { return b.data.data.d; }
+    static ggml_half dmin(const block & b) { return b.data.data.dmin; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) { scales_and_mins(b.scales, scales, mins); }
     template <int v> SB_INLINE bytes quants(const block & b) {
         return operator_or(twice<0, 4, 0, 15>(b.qs + 32 * v), twice<2 * v, 2 * v + 1, 4, 1>(b.qh));
@@ -76,8 +77,8 @@ struct type_q2_K : type_k {
     static constexpr int OWN_SCALE = 16;
     static constexpr int MOST = 3;
     static constexpr formula FORMULA = formula::MIN;
-    static float d   (const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
-    static float dmin(const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.dmin); }
+    static ggml_half d   (const block & b) { return b.data.data.d; }
+    static ggml_half dmin(const block & b) { return b.data.data.dmin; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) {
         const __m128i both = _mm_loadu_si128((const __m128i *) b.scales), low4 = _mm_set1_epi8(15);
         scales = _mm256_cvtepu8_epi16(_mm_and_si128(both, low4));
@@ -93,7 +94,7 @@ struct type_q3_K : type_k {
     static constexpr int OWN_SCALE = 16;
     static constexpr int MOST = 7;
     static constexpr int BIAS = 4;
-    static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         uint32_t u[3];
         memcpy(u, b.scales, sizeof(u));
@@ -112,7 +113,7 @@ struct type_q6_K : type_k {
     static constexpr int OWN_SCALE = 16;
     static constexpr int MOST = 63;
     static constexpr int BIAS = 32;
-    static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         scales = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *) b.scales));
     }
@@ -126,7 +127,7 @@ struct type_q6_K : type_k {
 struct type_iq4_xs : type_k {
     typedef block_iq4_xs block;
     static constexpr formula FORMULA = formula::SIGNED;
-    static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         uint32_t low;
         memcpy(&low, b.scales_l, sizeof(low));
@@ -185,7 +186,8 @@ SB_INLINE uint64_t signs_of_words(uint32_t a, uint32_t b) {
 
 struct type_iq2_xxs : type_grid<type_iq2_xxs> {
     typedef block_iq2_xxs block;
-    static float d(const block & b) { return 0.125f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) { return b.d; }
     static uint32_t aux(const block & b, int i32) { uint32_t u; memcpy(&u, b.qs + 4 * i32 + 2, sizeof(u)); return u; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) { // the odd words of 16
         const __m256i x = _mm256_loadu_si256((const __m256i *) b.qs), y = _mm256_loadu_si256((const __m256i *) b.qs + 1);
@@ -202,7 +204,8 @@ struct type_iq2_xxs : type_grid<type_iq2_xxs> {
 struct type_iq2_xs : type_grid<type_iq2_xs> {
     typedef block_iq2_xs block;
     static constexpr int OWN_SCALE = 16;
-    static float d(const block & b) { return 0.125f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         scales = odd_scales(_mm_loadl_epi64((const __m128i *) b.scales));
     }
@@ -226,7 +229,8 @@ struct type_iq2_xs : type_grid<type_iq2_xs> {
 struct type_iq2_s : type_grid<type_iq2_s> {
     typedef block_iq2_s block;
     static constexpr int OWN_SCALE = 16;
-    static float d(const block & b) { return 0.125f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         scales = odd_scales(_mm_loadl_epi64((const __m128i *) b.scales));
     }
@@ -244,7 +248,8 @@ struct type_iq2_s : type_grid<type_iq2_s> {
 
 struct type_iq3_xxs : type_grid<type_iq3_xxs> {
     typedef block_iq3_xxs block;
-    static float d(const block & b) { return 0.25f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.25f;
+    static ggml_half d(const block & b) { return b.d; }
     static uint32_t aux(const block & b, int i32) { uint32_t u; memcpy(&u, b.qs + QK_K / 4 + 4 * i32, sizeof(u)); return u; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         scales = odd_scales_of_words(_mm256_loadu_si256((const __m256i *) (b.qs + QK_K / 4)));
@@ -266,7 +271,7 @@ struct type_iq3_xxs : type_grid<type_iq3_xxs> {
 
 struct type_iq3_s : type_grid<type_iq3_s> {
     typedef block_iq3_s block;
-    static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         uint32_t u;
         memcpy(&u, b.scales, sizeof(u));
@@ -299,7 +304,8 @@ struct type_iq1 : type_k {
 struct type_iq1_s : type_iq1 {
     typedef block_iq1_s block;
     static constexpr formula FORMULA = formula::GRID_OFFSETS;
-    static float d(const block & b) { return 0.125f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) { // 2 * x + 1 of 3 bits
         const __m128i x = _mm_srli_epi16(_mm_loadu_si128((const __m128i *) b.qh), 11);
         scales = twice_each(_mm_or_si128(_mm_and_si128(x, _mm_set1_epi16(14)), _mm_set1_epi16(1)));
@@ -314,20 +320,20 @@ struct type_iq1_s : type_iq1 {
         return eighths(grid<v>(b), joined(up(0), up(1)));
     }
 
-    SB_INLINE shorts offsets(const block & b, shorts scales) { // of 8 * (value + 1): scales times -7 or -9
+    SB_INLINE shorts offsets(const block & b, shorts scales) { // of 8 * (value + 1): scales times 7 or 9
         const __m128i down = _mm_srai_epi16(_mm_loadu_si128((const __m128i *) b.qh), 15);
-        return _mm256_mullo_epi16(scales, twice_each(_mm_sub_epi16(_mm_add_epi16(down, down), _mm_set1_epi16(7))));
+        return _mm256_mullo_epi16(scales, twice_each(_mm_sub_epi16(_mm_set1_epi16(7), _mm_add_epi16(down, down))));
     }
 };
 
 struct type_iq1_m : type_iq1 {
     typedef block_iq1_m block;
     static constexpr int OWN_SCALE = 16;
-    static float d(const block & b) {
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) {
         uint16_t u[4];
         memcpy(u, b.scales, sizeof(u));
-        const ggml_half d = (u[0] >> 12) | ((u[1] >> 8) & 0x00f0) | ((u[2] >> 4) & 0x0f00) | (u[3] & 0xf000);
-        return 0.125f * GGML_CPU_FP16_TO_FP32(d);
+        return (u[0] >> 12) | ((u[1] >> 8) & 0x00f0) | ((u[2] >> 4) & 0x0f00) | (u[3] & 0xf000);
     }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) { // four times 3 bits of each word
         const __m256i each = _mm256_setr_epi64x(0x0100010001000100, 0x0302030203020302, 0x0504050405040504, 0x0706070607060706);

@@ -94,10 +94,11 @@ const kernel * kernel_of(int32_t type) {
         case GGML_TYPE_Q3_K:    return kernel_256<type_q3_K>();
 #ifdef SB_512
         case GGML_TYPE_Q4_K:    return kernel_256<type_q4_K>();
+        case GGML_TYPE_Q5_K:    return kernel_256<type_q5_K>();
 #else
         case GGML_TYPE_Q4_K:    return kernel_lanes<lanes_q4_K>();
+        case GGML_TYPE_Q5_K:    return kernel_lanes<lanes_q5_K>();
 #endif
-        case GGML_TYPE_Q5_K:    return kernel_256<type_q5_K>();
         case GGML_TYPE_Q6_K:    return kernel_256<type_q6_K>();
         case GGML_TYPE_IQ4_XS:  return kernel_256<type_iq4_xs>();
         case GGML_TYPE_IQ2_XXS: return kernel_256<type_iq2_xxs>();
