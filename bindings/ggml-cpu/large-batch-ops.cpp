@@ -301,7 +301,9 @@ template <bool NOW, bool NEXT> void pass(int64_t size, int64_t n, const float * 
                 SB_UNROLL for (int j = 0; j < STEP; ++j) {
                     const int64_t at = (column + j) * size + i;
                     rvec x = ROW(loadu_ps)(from + at);
-                    if (NOW) {
+                    if (!NOW) {
+                        __builtin_prefetch(from + at + STEP * size); // it comes from far
+                    } else {
                         x = ROW(fmadd_ps)(k, d[j], ROW(mul_ps)(x, g));
                         q_sum[j] = ROW(fmadd_ps)(x, q, q_sum[j]);
                         ROW(storeu_ps)(to + at, x);
@@ -337,24 +339,23 @@ template <bool NOW, bool NEXT> void pass(int64_t size, int64_t n, const float * 
 }
 
 // snapshots that no second-level cache holds: a line of them need not be read before it is written
-bool past_caches(const delta_net & d, const states_of & states) {
 #if defined(__aarch64__)
-    return false;
+bool past_caches(const delta_net &, const states_of &) { return false; }
+void copy_past_caches(const float *, float *, int64_t) {}
 #else
+bool past_caches(const delta_net & d, const states_of & states) {
     const int64_t state = d.size() * d.size() * d.n_heads();
     return states.begin != states.end && std::min(states.n_snaps, d.n_tokens()) * d.n_seqs() * state * sizeof(float) > (1 << 20) &&
            (uintptr_t) states.end % sizeof(rvec) == 0 && states.snap_stride % WIDTH == 0 && states.end_stride % WIDTH == 0;
-#endif
 }
 
 void copy_past_caches(const float * from, float * to, int64_t n) {
-#if !defined(__aarch64__)
     for (int64_t i = 0; i < n; i += WIDTH) {
         ROW(stream_ps)(to + i, ROW(loadu_ps)(from + i));
     }
     _mm_sfence();
-#endif
 }
+#endif
 
 // columns [first, first + n) of a head through what is before, which leaves one state, and the tokens at hand
 void take_columns(const ggml_delta_net_rows & rows, int64_t head, int64_t seq, int64_t first, int64_t n, bool stream) {
