@@ -95,7 +95,7 @@ void steps(const ggml_delta_net_tokens & d, int64_t head, int64_t seq, int64_t n
     }
 }
 
-void steps(const ggml_compute_params * params, const ggml_delta_net_rows & rows, int64_t n_tokens, float * memory) {
+void steps(const ggml_compute_params * params, const ggml_delta_net_rows & rows, float * memory) {
     const int64_t size = rows.tokens.size(), n_heads = rows.tokens.n_heads();
     int64_t begin, end;
     share(params, n_heads * rows.tokens.n_seqs(), begin, end);
@@ -108,7 +108,7 @@ void steps(const ggml_compute_params * params, const ggml_delta_net_rows & rows,
         if (rows.states.n_snaps == 0) {
             state = (float *) memcpy(memory + size, state, size * size * sizeof(float));
         }
-        steps(rows.tokens, head, seq, n_tokens, state, memory);
+        steps(rows.tokens, head, seq, rows.tokens.n_tokens(), state, memory);
     }
 }
 
@@ -131,16 +131,14 @@ void store(const ggml_compute_params * params, const delta_net_rows & op, const 
 
 int64_t floats_of_thread(const delta_net_rows & op) {
     const int64_t size = op.v->ne[0];
-    return std::max({ op.n_ids * BLOCK, op.n_max + op.v->ne[2], size + size * size }) + CACHE_LINE_SIZE_F32;
+    return std::max(op.n_ids * BLOCK, size + size * size) + CACHE_LINE_SIZE_F32;
 }
 
 } // namespace
 
 size_t ggml_gated_delta_net_rows_wdata_size(int n_tasks, const ggml_tensor * dst) {
     const delta_net_rows op(dst);
-    const ggml_delta_net_tokens tokens = { dst->src[0], op.k, op.v, op.g, op.beta };
-    const size_t n_bytes = n_tasks * floats_of_thread(op) * sizeof(float);
-    return n_bytes + (ggml_delta_net_chunked(tokens, !op.keep) ? ggml_delta_net_chunk_memory(n_tasks, tokens) : 0);
+    return n_tasks * floats_of_thread(op) * sizeof(float);
 }
 
 void ggml_compute_forward_gated_delta_net_rows(const ggml_compute_params * params, ggml_tensor * dst) {
@@ -177,13 +175,8 @@ void ggml_compute_forward_gated_delta_net_rows(const ggml_compute_params * param
             GGML_ASSERT(rows.n_before[seq] >= 0 && rows.n_before[seq] <= op.n_max);
         }
     }
-    const bool    chunked  = !params->use_ref && ggml_delta_net_chunked(rows.tokens, rows.states.n_snaps);
-    const int64_t n_tokens = chunked ? 0 : rows.tokens.n_tokens();
-    if (!ggml_delta_net_steps(params, rows, n_tokens, memory)) {
-        steps(params, rows, n_tokens, memory);
-    }
-    if (chunked) { // it waits for the others before it reads states
-        ggml_delta_net_chunks(params, rows.tokens, rows.states, (float *) params->wdata + params->nth * floats_of_thread(op));
+    if (!ggml_delta_net_steps(params, rows)) {
+        steps(params, rows, memory);
     }
     if (op.keep) {
         ggml_barrier(params->threadpool); // heads share k

@@ -56,10 +56,6 @@ struct ggml_delta_net_rows {
     ggml_delta_net_tokens tokens;
 };
 
-// By vectors, in large-batch-ops.cpp. Chunks of tokens, without what is before them: if they are many, and only the last state
-// is wanted. Steps, of the first n_tokens only; `decay`: floats for those before and at hand, of each thread; false: nothing was done.
-bool   ggml_delta_net_chunked     (const ggml_delta_net_tokens & tokens, int64_t n_snaps);
-size_t ggml_delta_net_chunk_memory(int n_tasks, const ggml_delta_net_tokens & tokens);
-void   ggml_delta_net_chunks      (const ggml_compute_params * params, const ggml_delta_net_tokens & tokens, const ggml_delta_net_states & states, void * memory);
-bool   ggml_delta_net_steps       (const ggml_compute_params * params, const ggml_delta_net_rows & rows, int64_t n_tokens, float * decay);
+// By vectors, in large-batch-ops.cpp; bit for bit what upstream's gives, however many tokens there are. False: nothing was done.
+bool ggml_delta_net_steps(const ggml_compute_params * params, const ggml_delta_net_rows & rows);
 #endif

@@ -13,25 +13,17 @@ namespace {
 typedef float32x4_t vec;
 typedef float       number; // what queries, keys, values and weights are multiplied as
 
-constexpr int64_t MAX_SIZE = 1024;  // of a head
 constexpr bool    BALANCED = false; // numbers are not rounded
 
 constexpr int LANES = 4;
 constexpr int BLOCK = 16; // cells whose keys are taken together
-constexpr int STEP  = 32; // numbers of a row of values that are taken together: a block of a quantized type
-constexpr int CHUNK = 16; // of these, with which weights are multiplied at a time
+constexpr int CHUNK = 16; // numbers of a step (a block of a quantized type), with which weights are multiplied at a time
 constexpr int SIDE  = 4;  // queries side by side, with 4 cells
 constexpr int MOST  = 4;  // queries whose values are summed side by side
 
 FR_INLINE float sum_of(vec v) { return vaddvq_f32(v); }
 FR_INLINE float max_of(vec v) { return vmaxvq_f32(v); }
 FR_INLINE vec   exp_of(vec v) { return neon_exp(v); }
-
-struct balance_of {
-    float factors[1];
-};
-
-FR_INLINE bool balance_channels(ggml_type, int64_t, balance_of &) { return false; }
 
 // a chunk of bytes, times scale
 FR_INLINE void store_bytes(const int8_t * x, float scale, number * out) {
@@ -49,7 +41,7 @@ struct rows_of {
     const char *        row   [TILE];
     float               qscale[TILE];
 
-    void load(const ggml_tensor * tensor, const char * first, const uint8_t * cells, int n, const balance_of *, float *, number *, fetcher & other) {
+    void load(const ggml_tensor * tensor, const char * first, const uint16_t * cells, int n, bool, const float *, float *, number *, fetcher & other) {
         t = tensor;
         for (int r = 0; r < n; ++r) {
             other.lines(2);
@@ -97,14 +89,21 @@ void store_values(const rows_of & v, int n, int64_t d, number * out) {
     }
 }
 
-FR_INLINE float query_to_numbers(const float * x, int64_t n, number * out) {
+FR_INLINE float to_shorts(const float * x, int64_t n, bool, number * out) { // floats stay
     memcpy(out, x, n * sizeof(number));
     return 1.0f;
 }
 
-FR_INLINE float weights_to_numbers(const float * w, const float *, int n, number * out) {
-    memcpy(out, w, n * sizeof(number));
-    return 1.0f;
+// Scores of a tile, whose largest is `here`, become weights. Returns their sum.
+FR_INLINE float weights_to_numbers(const float * s, const float *, int n, float here, number * out, float & product) {
+    vec sum = FR(setzero_ps)();
+    for (int c = 0; c < n; c += LANES) {
+        const vec w = exp_of(FR(sub_ps)(FR(loadu_ps)(s + c), FR(set1_ps)(here)));
+        FR(storeu_ps)(out + c, w);
+        sum = FR(add_ps)(sum, w);
+    }
+    product = 1.0f;
+    return sum_of(sum);
 }
 
 // scores[q][c] = q . k for SIDE queries and 4 cells
@@ -135,7 +134,7 @@ struct value_sum {
     float *        value;   // what is summed up
     const number * weights; // of a tile's cells
     float          shrink;  // of what was summed up before
-    float          qscale;  // 1
+    float          qscale;  // of a tile's weights
 };
 
 // a chunk of the values of N queries, from d on, takes in that of n cells
@@ -143,7 +142,7 @@ template <int N> void add_values(const value_sum * q, int64_t d, const number * 
     constexpr int V = CHUNK / LANES;
     vec acc[N][V];
     FR_UNROLL for (int i = 0; i < N * V; ++i) {
-        acc[i / V][i % V] = vmulq_n_f32(vld1q_f32(q[i / V].value + d + i % V * LANES), q[i / V].shrink);
+        acc[i / V][i % V] = vdupq_n_f32(0);
     }
     for (int c = 0; c < n; ++c, values += CHUNK) {
         vec x[V];
@@ -157,8 +156,11 @@ template <int N> void add_values(const value_sum * q, int64_t d, const number * 
         }
     }
     FR_UNROLL for (int i = 0; i < N * V; ++i) {
-        vst1q_f32(q[i / V].value + d + i % V * LANES, acc[i / V][i % V]);
+        float * value = q[i / V].value + d + i % V * LANES;
+        vst1q_f32(value, vfmaq_n_f32(vmulq_n_f32(vld1q_f32(value), q[i / V].shrink), acc[i / V][i % V], q[i / V].qscale));
     }
 }
 
 } // namespace
+
+#include "attention-sums.h"

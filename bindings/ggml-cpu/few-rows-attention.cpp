@@ -36,14 +36,7 @@ void ggml_cpu_set_few_rows_attention(bool value) {
 
 namespace {
 
-// What a row sees is cut at fixed cells: stretches, whose results are merged in their order, made of tiles.
-constexpr int64_t STRETCH   = 256;  // cells that one thread takes ...
-constexpr int64_t LONG      = 512;  // ... from FAR on
-constexpr int64_t FAR       = 4096;
-constexpr int64_t WINDOW    = 64;   // stretches, of all streams, whose results are in memory until they are merged
-constexpr int64_t MAX_ROWS  = 8;
-constexpr int64_t MAX_HEADS = 16;   // query heads per KV head
-constexpr int     SAMPLE    = 16;   // cells, about, of a row's first tile whose keys are looked at before they are rounded
+constexpr int64_t WINDOW = 64; // stretches, of all streams, whose results are in memory until they are merged
 
 int64_t stretch_begin(int64_t i) {
     return i * STRETCH <= FAR ? i * STRETCH : FAR + (i - FAR / STRETCH) * LONG;
@@ -65,43 +58,34 @@ int64_t largest_window(int64_t n_streams, int n_threads) {
 }
 
 struct attention : attention_op {
-    explicit attention(const ggml_tensor * dst) : attention_op(dst), size_k(GGML_PAD(DK(), STEP)), size_v(GGML_PAD(DV(), STEP)) {}
+    explicit attention(const ggml_tensor * dst) : attention_op(dst) {}
 
-    int64_t size_k, size_v; // of a row, in whole steps
-
-    int64_t n_stretches()  const { return count_stretches(k->ne[1]); }
+    int64_t n_stretches()  const { return count_stretches(n_tiles() * TILE); }
     int64_t partial_size() const { return size_v + 16; } // floats: the value that is summed up, maximum, sum
     int64_t n_queries()    const { return q->ne[1] * q->ne[2] * q->ne[3]; }
     int64_t index(int64_t stream, int64_t head, int64_t row) const { return (stream * q->ne[2] + head) * n_rows + row; } // of a query
 };
 
-// Nothing here may depend on the number of rows or of cells: a row would change its bits.
-bool supported(const ggml_tensor * dst) {
-    const attention_op a(dst);
-    return a.supported() && a.DK() % LANES == 0 && a.DV() % LANES == 0 && a.DK() <= MAX_SIZE && a.DV() <= MAX_SIZE && a.n_heads <= MAX_HEADS;
-}
-
-// What a row sees of its first tile, whose keys say how its channels are balanced.
+// The cells that say how a row's channels are balanced, and this balance.
 struct start {
-    int64_t            tile    = 0;
-    uint64_t           cells   = 0;
-    const balance_of * balance = nullptr; // nothing is to be balanced
+    sample_cells  sample;
+    const float * balance; // nullptr: nothing is to be balanced
 };
 
 // What all threads have.
 struct shared {
-    start      * starts;   // [stream][KV head][row]
-    balance_of * balances; // [stream][KV head][row]
-    number     * queries;  // [query][size_k]
-    float      * qscales;  // [query], of its numbers, with the scale of the scores
-    float      * states;   // [query][2]: maximum and sum of the windows before
-    float      * partials; // [query][stretch of the window][partial_size]
+    start  * starts;   // [stream][KV head][row]
+    float  * balances; // [stream][KV head][row][size_k]
+    number * queries;  // [query][size_k]
+    float  * qscales;  // [query], of its numbers, with the scale of the scores
+    float  * states;   // [query][2]: maximum and sum of the windows before
+    float  * partials; // [query][stretch of the window][partial_size]
 
     int64_t n_slots; // stretches of a window
 
     shared(const attention & a, int64_t window, memory & m) : n_slots(std::min(window, a.n_stretches())) {
         starts   = m.alloc<start>(a.k->ne[3] * a.k->ne[2] * a.n_rows);
-        balances = m.alloc<balance_of>(a.k->ne[3] * a.k->ne[2] * a.n_rows);
+        balances = m.alloc<float>(a.k->ne[3] * a.k->ne[2] * a.n_rows * a.size_k);
         queries  = m.alloc<number>(a.n_queries() * a.size_k);
         qscales  = m.alloc<float>(a.n_queries());
         states   = m.alloc<float>(a.n_queries() * 2);
@@ -119,6 +103,8 @@ struct scratch {
     float   * qscale_k; // [TILE]
     float   * scores;   // [query][TILE]
     number  * weights;  // [query][TILE]
+    uint64_t * seen;    // [row][part], of a tile
+    bool    * biased;   // [row]
 
     scratch(const attention & a, memory & m) {
         const int64_t n = GGML_PAD(a.n_rows * a.n_heads, SIDE), size = std::max(a.size_k, a.size_v);
@@ -130,21 +116,29 @@ struct scratch {
         qscale_k = m.alloc<float>(TILE);
         scores   = m.alloc<float>(n * TILE);
         weights  = m.alloc<number>(n * TILE);
+        seen     = m.alloc<uint64_t>(a.n_rows * a.n_parts);
+        biased   = m.alloc<bool>(a.n_rows);
     }
 };
 
 // Query rows that see the same cells of a tile, and have the same balance, with all heads of the KV head.
 struct group {
     int                 n = 0; // queries
-    const balance_of *  balance;
-    const number *      q     [MAX_ROWS * MAX_HEADS + SIDE];
-    float               qscale[MAX_ROWS * MAX_HEADS];
-    value_sum           sums  [MAX_ROWS * MAX_HEADS];
-    const ggml_fp16_t * mask  [MAX_ROWS * MAX_HEADS]; // of the tile, nullptr: of zeros
-    float               slope [MAX_ROWS * MAX_HEADS];
-    uint8_t             cells [TILE];                 // that they see, counted from the tile's first
+    const float *       balance;
+    const number *      q     [FEW_SHARED * FEW_HEADS + SIDE];
+    float               qscale[FEW_SHARED * FEW_HEADS];
+    value_sum           sums  [FEW_SHARED * FEW_HEADS];
+    const ggml_fp16_t * mask  [FEW_SHARED * FEW_HEADS]; // of the tile, nullptr: of zeros
+    float               slope [FEW_SHARED * FEW_HEADS];
+    uint16_t            cells [TILE];                   // that they see, counted from the tile's first
     int                 n_cells = 0;
 };
+
+FR_INLINE float first_of(vec x) {
+    float lanes[LANES];
+    FR(storeu_ps)(lanes, x);
+    return lanes[0];
+}
 
 // The scores of a query become weights.
 void softmax_tile(const attention & a, group & g, int i, const scratch & t) {
@@ -154,37 +148,34 @@ void softmax_tile(const attention & a, group & g, int i, const scratch & t) {
     const int   n     = g.n_cells;
     const int   full  = GGML_PAD(n, CHUNK);
 
+    float bias[TILE] = {};
+    for (int c = 0; c < n && g.mask[i]; ++c) {
+        bias[c] = g.slope[i] * GGML_CPU_FP16_TO_FP32(g.mask[i][g.cells[c]]);
+    }
     for (int c = 0; c < full; c += LANES) {
         const vec factor = FR(mul_ps)(FR(set1_ps)(g.qscale[i]), FR(loadu_ps)(t.qscale_k + c));
-        FR(storeu_ps)(s + c, FR(mul_ps)(FR(loadu_ps)(s + c), factor));
-    }
-    for (int c = 0; c < n && a.softcap != 0.0f; ++c) {
-        s[c] = a.softcap * tanhf(s[c]);
-    }
-    if (g.mask[i]) {
-        for (int c = 0; c < n; ++c) {
-            s[c] += g.slope[i] * GGML_CPU_FP16_TO_FP32(g.mask[i][g.cells[c]]);
+        if (a.softcap == 0.0f) {
+            FR(storeu_ps)(s + c, FR(fmadd_ps)(FR(loadu_ps)(s + c), factor, FR(loadu_ps)(bias + c)));
+        } else {
+            FR(storeu_ps)(s + c, FR(mul_ps)(FR(loadu_ps)(s + c), factor));
+            cap_scores<LANES>(a.softcap, s + c, bias + c);
         }
     }
-    for (int c = n; c < full; ++c) {
-        s[c] = -INFINITY;
-    }
+    std::fill(s + n, s + full, -INFINITY);
 
-    vec maxima = FR(set1_ps)(state[0]);
+    vec most = FR(set1_ps)(-FLT_MAX);
     for (int c = 0; c < full; c += LANES) {
-        maxima = FR(max_ps)(FR(loadu_ps)(s + c), maxima);
+        most = FR(max_ps)(FR(loadu_ps)(s + c), most);
     }
-    const float max = max_of(maxima);
-    vec sum = FR(setzero_ps)();
-    for (int c = 0; c < full; c += LANES) {
-        const vec w = exp_of(FR(sub_ps)(FR(loadu_ps)(s + c), FR(set1_ps)(max)));
-        FR(storeu_ps)(s + c, w);
-        sum = FR(add_ps)(sum, w);
-    }
-    sums.shrink = max > state[0] ? expf(state[0] - max) : 1.0f;
-    sums.qscale = weights_to_numbers(s, t.rows->qscale, full, t.weights + i * TILE);
-    state[0] = max;
-    state[1] = state[1] * sums.shrink + sum_of(sum);
+    const float here  = max_of(most);
+    const float total = weights_to_numbers(s, t.rows->qscale, full, here, t.weights + i * TILE, sums.qscale);
+
+    vec max = FR(set1_ps)(state[0]), sum = FR(set1_ps)(state[1]);
+    const merging m = merge_sums(max, sum, FR(set1_ps)(here), FR(set1_ps)(total));
+    sums.shrink  = first_of(m.before);
+    sums.qscale *= first_of(m.more);
+    state[0]     = first_of(max);
+    state[1]     = first_of(sum);
 }
 
 // a chunk of the values of n queries
@@ -204,7 +195,7 @@ void attend(const attention & a, group & g, const char * k, const char * v, fetc
     }
     for (int c = 0; c < g.n_cells; c += BLOCK) {
         const int n = std::min(BLOCK, g.n_cells - c);
-        t.rows->load(a.k, k, g.cells + c, n, g.balance, t.floats, t.rest, fetch_v);
+        t.rows->load(a.k, k, g.cells + c, n, true, g.balance, t.floats, t.rest, fetch_v);
         store_keys(*t.rows, n, a.size_k, t.keys, fetch_v);
         std::copy(t.rows->qscale, t.rows->qscale + n, t.qscale_k + c);
         for (int i = 0; i < padded; i += SIDE) {
@@ -214,7 +205,7 @@ void attend(const attention & a, group & g, const char * k, const char * v, fetc
             }
         }
     }
-    t.rows->load(a.v, v, g.cells, g.n_cells, nullptr, t.floats, t.rest, fetch_k);
+    t.rows->load(a.v, v, g.cells, g.n_cells, false, nullptr, t.floats, t.rest, fetch_k);
     std::fill(t.qscale_k + g.n_cells, t.qscale_k + TILE, 0.0f);
     std::fill(t.rows->qscale + g.n_cells, t.rows->qscale + TILE, 0.0f);
     for (int i = 0; i < g.n; ++i) {
@@ -237,50 +228,54 @@ float * partial(const attention & a, const shared & all, int64_t query, int64_t 
     return all.partials + (query * all.n_slots + stretch % all.n_slots) * a.partial_size();
 }
 
-// cells [c, c + n) of one KV head
-void compute_tile(const attention & a, const shared & all, int64_t stream, int64_t stretch, int64_t kv_head, int64_t c, int n, fetcher next, const scratch & t) {
-    const char * k = cell_of(a.k, stream, kv_head, c);
-    const char * v = cell_of(a.v, stream, kv_head, c);
-    fetcher fetch_v(a.v, v, n);
-
+// a tile of one KV head; keys of a tile that comes next are fetched
+void compute_tile(const attention & a, const shared & all, int64_t stream, int64_t stretch, int64_t kv_head, int64_t tile, int64_t next_head, int64_t next_tile, const scratch & t) {
+    const int64_t n = a.n_parts, n_cells = a.k->ne[1], first_cell = a.first_cell(tile);
     const start * starts = all.starts + (stream * a.k->ne[2] + kv_head) * a.n_rows;
-    visibility visible[MAX_ROWS];
     for (int64_t row = 0; row < a.n_rows; ++row) {
-        const ggml_fp16_t * mask = a.mask_of(stream, row);
-        visible[row] = visibility_of(mask ? mask + c : nullptr, n);
+        t.biased[row] = false;
+        for (int64_t part = 0; part < n; ++part) {
+            const visibility s = visibility_of(a, stream, row, tile, part);
+            t.seen[row * n + part] = s.cells;
+            t.biased[row] |= s.biased;
+        }
     }
-    for (int64_t first = 0; first < a.n_rows; ++first) {
-        const uint64_t cells = visible[first].cells;
-        if (!cells) {
+    uint64_t cells[MAX_PARTS], rest[MAX_PARTS];
+    for (int64_t first = 0; first < a.n_rows;) {
+        group g;
+        std::copy_n(t.seen + first * n, n, cells);
+        std::copy_n(cells, n, rest);
+        g.n_cells = take_cells(rest, n, g.cells);
+        if (g.n_cells == 0) {
+            ++first;
             continue;
         }
-        group g;
         g.balance = starts[first].balance;
-        for (uint64_t left = cells; left; left &= left - 1) {
-            g.cells[g.n_cells++] = (uint8_t) __builtin_ctzll(left);
-        }
         for (int64_t row = first; row < a.n_rows; ++row) {
-            if (visible[row].cells != cells || starts[row].balance != g.balance) {
+            if (starts[row].balance != g.balance || !std::equal(cells, cells + n, t.seen + row * n)) {
                 continue;
             }
-            visible[row].cells = 0; // done
+            std::copy_n(rest, n, t.seen + row * n);
             for (int64_t h = kv_head * a.n_heads; h < (kv_head + 1) * a.n_heads; ++h, ++g.n) {
                 const int64_t query = a.index(stream, h, row);
                 g.q     [g.n] = all.queries + query * a.size_k;
                 g.qscale[g.n] = all.qscales[query];
                 g.sums  [g.n] = { partial(a, all, query, stretch), t.weights + g.n * TILE, 1.0f, 0.0f };
-                g.mask  [g.n] = visible[row].biased ? a.mask_of(stream, row) + c : nullptr;
+                g.mask  [g.n] = t.biased[row] ? a.mask_of(stream, row) + first_cell : nullptr;
                 g.slope [g.n] = a.slope(h);
             }
         }
-        attend(a, g, k, v, fetch_v, next, t);
+        const int64_t part = g.cells[0] / TILE * TILE, next = a.first_cell(next_tile) + part;
+        fetcher fetch_v(a.v, cell_of(a.v, stream, kv_head, first_cell + part), (int) std::min(TILE, n_cells - first_cell - part));
+        fetcher fetch_k(a.k, cell_of(a.k, stream, next_head, next), (int) std::max<int64_t>(0, std::min(TILE, n_cells - next)));
+        attend(a, g, cell_of(a.k, stream, kv_head, first_cell), cell_of(a.v, stream, kv_head, first_cell), fetch_v, fetch_k, t);
     }
 }
 
 // one stretch of KV heads [first, end): what every query sums up there
 void compute_item(const attention & a, const shared & all, int64_t stream, int64_t stretch, int64_t first_head, int64_t end_head, const scratch & t) {
-    const int64_t begin = stretch_begin(stretch);
-    const int64_t end   = std::min(stretch_begin(stretch + 1), a.k->ne[1]);
+    const int64_t begin = stretch_begin(stretch) / TILE;
+    const int64_t end   = std::min(stretch_begin(stretch + 1) / TILE, a.n_tiles());
 
     for (int64_t h = first_head * a.n_heads; h < end_head * a.n_heads; ++h) {
         for (int64_t row = 0; row < a.n_rows; ++row) {
@@ -289,39 +284,13 @@ void compute_item(const attention & a, const shared & all, int64_t stream, int64
             value[a.size_v] = -INFINITY;
         }
     }
-    for (int64_t c = begin; c < end; c += TILE) {
+    for (int64_t tile = begin; tile < end; ++tile) {
         for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
-            const int64_t next_head = kv_head + 1 < end_head ? kv_head + 1 : first_head;
-            const int64_t next_c    = kv_head + 1 < end_head ? c : c + TILE;
-            const fetcher next(a.k, cell_of(a.k, stream, next_head, next_c), (int) std::max<int64_t>(0, std::min(TILE, end - next_c)));
-            compute_tile(a, all, stream, stretch, kv_head, c, (int) std::min(TILE, end - c), next, t);
+            const bool    is_last   = kv_head + 1 == end_head;
+            const int64_t next_head = is_last ? first_head : kv_head + 1, next_tile = is_last ? tile + 1 : tile;
+            compute_tile(a, all, stream, stretch, kv_head, tile, next_head, next_tile, t);
         }
     }
-}
-
-start find_start(const attention & a, int64_t stream, int64_t row) {
-    const ggml_fp16_t * mask = a.mask_of(stream, row);
-    for (int64_t c = 0; c < a.k->ne[1]; c += TILE) {
-        const uint64_t cells = visibility_of(mask ? mask + c : nullptr, (int) std::min(TILE, a.k->ne[1] - c)).cells;
-        if (cells) {
-            return { c, cells, nullptr };
-        }
-    }
-    return start();
-}
-
-// Some of the cells of a start will do.
-bool find_balance(const attention & a, int64_t stream, int64_t kv_head, const start & s, balance_of & b, const scratch & t) {
-    const int step = std::max(1, __builtin_popcountll(s.cells) / SAMPLE);
-    int i = 0;
-    std::fill(b.factors, b.factors + a.size_k, 0.0f);
-    for (uint64_t left = s.cells; left; left &= left - 1) {
-        if (i++ % step == 0) {
-            unpack(a.k->type, cell_of(a.k, stream, kv_head, s.tile + __builtin_ctzll(left)), t.floats, a.DK());
-            update_max_abs(t.floats, a.DK(), b.factors);
-        }
-    }
-    return balance_channels(a.k->type, a.DK(), b);
 }
 
 // of all rows, and the heads of a KV head
@@ -329,22 +298,23 @@ void prepare_queries(const attention & a, const shared & all, int64_t stream, in
     const int64_t first = (stream * a.k->ne[2] + kv_head) * a.n_rows;
     for (int64_t row = 0; row < a.n_rows; ++row) {
         start & s = all.starts[first + row];
-        s = BALANCED ? find_start(a, stream, row) : start();
-        const start * alike = std::find_if(all.starts + first, &s, [&](const start & o) { return o.tile == s.tile && o.cells == s.cells; });
+        s = { BALANCED ? sample_of(a, stream, row) : sample_cells(), nullptr };
+        const start * alike = std::find_if(all.starts + first, &s, [&](const start & o) { return o.sample == s.sample; });
+        float * balance = all.balances + (first + row) * a.size_k;
         if (alike != &s) {
             s.balance = alike->balance;
-        } else if (BALANCED && find_balance(a, stream, kv_head, s, all.balances[first + row], t)) {
-            s.balance = all.balances + first + row;
+        } else if (s.sample.n && balance_channels(a, stream, kv_head, s.sample, t.floats, balance)) {
+            s.balance = balance;
         }
         for (int64_t head = kv_head * a.n_heads; head < (kv_head + 1) * a.n_heads; ++head) {
             const float * q = (const float *) ((const char *) a.q->data + row * a.q->nb[1] + head * a.q->nb[2] + stream * a.q->nb[3]);
             const int64_t query = a.index(stream, head, row);
             memcpy(t.floats, q, a.DK() * sizeof(float));
             for (int64_t d = 0; d < a.DK() && s.balance; ++d) {
-                t.floats[d] /= s.balance->factors[d];
+                t.floats[d] /= s.balance[d];
             }
             std::fill(t.floats + a.DK(), t.floats + a.size_k, 0.0f);
-            all.qscales[query] = a.scale * query_to_numbers(t.floats, a.size_k, all.queries + query * a.size_k);
+            all.qscales[query] = a.scale * to_shorts(t.floats, a.size_k, true, all.queries + query * a.size_k);
         }
     }
 }
@@ -359,44 +329,32 @@ void merge(const attention & a, const shared & all, ggml_tensor * dst, int64_t s
         so_far[1] = 0.0f;
         memset(out, 0, DV * sizeof(float));
     }
-    float max = so_far[0];
-    float sum = so_far[1];
-
+    vec max = FR(set1_ps)(so_far[0]), sum = FR(set1_ps)(so_far[1]);
     for (int64_t i = begin; i < end; ++i) {
         const float * part  = partial(a, all, query, i);
         const float * state = part + a.size_v;
         if (state[1] == 0.0f) {
             continue; // it sees nothing of this stretch
         }
-        const float new_max = std::max(max, state[0]);
-        const float old     = expf(max - new_max);
-        const float more    = expf(state[0] - new_max);
-        for (int64_t d = 0; d < DV; ++d) {
-            out[d] = out[d] * old + part[d] * more;
+        const merging m = merge_sums(max, sum, FR(set1_ps)(state[0]), FR(set1_ps)(state[1]));
+        for (int64_t d = 0; d < DV; d += LANES) {
+            FR(storeu_ps)(out + d, m.add(FR(loadu_ps)(out + d), FR(loadu_ps)(part + d)));
         }
-        sum = sum * old + state[1] * more;
-        max = new_max;
     }
-    so_far[0] = max;
-    so_far[1] = sum;
+    so_far[0] = first_of(max);
+    so_far[1] = first_of(sum);
     if (end < a.n_stretches()) {
         return;
     }
-    float factor = 1.0f;
-    if (a.sinks) {
-        const float sink    = ((const float *) a.sinks->data)[head];
-        const float new_max = std::max(max, sink);
-        factor = expf(max - new_max);
-        sum    = sum * factor + expf(sink - new_max);
-    }
-    factor = sum == 0.0f ? 0.0f : factor / sum;
+    const float factor = a.last_factor(head, so_far[0], so_far[1]);
     for (int64_t d = 0; d < DV; ++d) {
         out[d] *= factor;
     }
 }
 
 bool handles(const ggml_tensor * dst) {
-    return few_rows_attention && dst->src[0]->ne[1] <= MAX_ROWS && supported(dst);
+    const attention a(dst);
+    return few_rows_attention && a.is_of_few() && a.supported(LANES);
 }
 
 } // namespace

@@ -10,7 +10,7 @@ struct ggml_compute_params;
 struct ggml_tensor;
 
 // FLASH_ATTN_EXT of 1 to 8 query rows, as the verification of a few drafted tokens has them: K and V are read once
-// for all rows and for all query heads of a KV head. The bits of a row depend neither on the rows beside it, nor on
+// for all rows and for all query heads of a KV head. The bits of a row depend neither on the rows beside it, however many, nor on
 // the number of threads, nor on cells that its mask hides.
 // Returns true if the attention was computed here.
 bool ggml_compute_forward_few_rows_attention(const struct ggml_compute_params * params, struct ggml_tensor * dst);

@@ -17,18 +17,22 @@ constexpr int MAX_COLS  = 6;               // in registers: 2 * 6 sums of ints, 
 constexpr int MAX_COLS  = 2;
 #endif
 
+constexpr int PAIRS = QK_K / 32; // of sums of 16 quants
+
 // A tile holds TILE_ROWS rows of a part of a matrix. The bytes of four weights of each row lie side by side, one lane to a
-// row; so do the scales of a group of weights, and what the minima add to it.
+// row; so do the scales of a block, and, of super-blocks, those of groups of weights and what minima or biases take away.
 struct tile {
-    char  * quants; // [weight / 4][TILE_ROWS][4]
-    float * scales; // [group][TILE_ROWS]
-    float * mins;
+    char    * quants; // [weight / 4][TILE_ROWS][4]
+    float   * d;      // [unit][TILE_ROWS]
+    float   * min;
+    int32_t * scales; // [group][TILE_ROWS]: see group_scales()
+    int32_t * less;   // [unit][PAIRS][TILE_ROWS]: two shorts each
 };
 
 // Columns are quantized in units, as upstream does: 32 values (Q8_0), or 256 (Q8_K).
-template <int UNIT, int GROUP_SIZE> struct column_unit {
+template <int UNIT> struct column_unit {
     int8_t  quants[UNIT];
-    int32_t offsets[UNIT / GROUP_SIZE]; // what a biased group of weights begins with; or the sum of its column, as a float
+    int32_t offsets[UNIT == QK_K ? PAIRS : 1]; // sums of 16 quants, as shorts; of a block what its sum begins with, or its own sum as a float
     float   scale;
 };
 
@@ -84,8 +88,42 @@ template <class T, int v> SB_INLINE void unpack_step(const typename T::block * c
     transpose_bytes(rows, out + v * PIECE * TILE_ROWS);
 }
 
+// Scales of 16 groups as ints: what multiply_256() multiplies by. Pairs of products take it twice, as shorts.
+SB_INLINE floats group_scales(shorts x) {
+#if defined(SB_512)
+    return (floats) _mm512_cvtepi16_epi32(x);
+#else
+    const auto half = [](__m128i y) {
+#if defined(__AVXVNNI__)
+        return (__m256) _mm256_cvtepi16_epi32(y);
+#else
+        const __m256i one = _mm256_cvtepu16_epi32(y);
+        return (__m256) _mm256_or_si256(one, _mm256_slli_epi32(one, 16));
+#endif
+    };
+    return { half(_mm256_castsi256_si128(x)), half(_mm256_extracti128_si256(x, 1)) };
+#endif
+}
+
+// 8 ints of each row to 8 lines
+SB_INLINE void transpose_pairs(const shorts * x, int32_t * out) {
+#ifdef SB_512
+    alignas(64) int32_t all[16 * TILE_ROWS];
+    __m512i wide[LANES];
+    SB_UNROLL for (int i = 0; i < LANES; ++i) {
+        wide[i] = _mm512_zextsi256_si512(x[i]);
+    }
+    transpose(wide, (char *) all, LINE);
+    for (int i = 0; i < PAIRS; ++i) {
+        memcpy(out + i * TILE_ROWS, all + i * TILE_ROWS, LANES * sizeof(int32_t));
+    }
+#else
+    transpose(x, (char *) out, LINE);
+#endif
+}
+
 // every second line, where groups of 32 have two each
-template <int GROUP_SIZE> SB_INLINE void transpose_groups(const floats * x, float * out) {
+template <int GROUP_SIZE> SB_INLINE void transpose_groups(const floats * x, int32_t * out) {
     alignas(64) float all[16 * TILE_ROWS];
     transpose_floats(x, all);
     for (int i = 0; i < QK_K / GROUP_SIZE; ++i) {
@@ -99,20 +137,24 @@ template <class T> void unpack_256(const char * const * rows, int64_t first, int
     for (int v = 0; v < VECTORS; ++v) {
         for (int64_t u = 0; u < n_units; ++u) {
             const typename T::block * x[LANES];
-            floats scales[LANES], mins[LANES];
+            floats scales[LANES];
+            shorts less[LANES];
             for (int i = 0; i < LANES; ++i) {
                 x[i] = (const typename T::block *) rows[v * LANES + i] + first + u;
                 shorts s, m = _mm256_setzero_si256();
                 T::groups(*x[i], s, m);
-                scales[i] = scaled(s, T::d(*x[i]));
-                if constexpr (HAS_MIN<T>) {
-                    mins[i] = scaled(m, -T::dmin(*x[i]));
-                }
+                scales[i] = group_scales(s);
+                less[i]   = HAS_MIN<T> ? m : _mm256_mullo_epi16(s, _mm256_set1_epi16(in_tile<T>::BIAS));
             }
-            const int64_t at = u * n_groups * TILE_ROWS + v * LANES;
-            transpose_groups<T::OWN_SCALE>(scales, out.scales + at);
+            const auto of_rows = [&](auto half) { return lanes_of_halves([&](int i) { return half(*x[i]); }); };
+            const int64_t at = u * TILE_ROWS + v * LANES;
+            SB(storeu_ps)(out.d + at, SB(mul_ps)(of_rows(T::d), SB(set1_ps)(T::FACTOR)));
             if constexpr (HAS_MIN<T>) {
-                transpose_groups<T::OWN_SCALE>(mins, out.mins + at);
+                SB(storeu_ps)(out.min + at, of_rows(T::dmin));
+            }
+            transpose_groups<T::OWN_SCALE>(scales, out.scales + u * n_groups * TILE_ROWS + v * LANES);
+            if (HAS_MIN<T> || in_tile<T>::BIAS != 0) {
+                transpose_pairs(less, out.less + u * PAIRS * TILE_ROWS + v * LANES);
             }
             char * quants = out.quants + u * QK_K * TILE_ROWS + v * sizeof(ivec);
             unpack_step<T, 0>(x, quants);
@@ -157,11 +199,11 @@ template <class T> void unpack_32(const char * const * rows, int64_t first, int6
                 const char * row = rows[v * LANES + i];
                 const int64_t a = first + u, b = u + 1 < n_units ? a + 1 : a, place = u * TILE_ROWS + v * LANES + i;
                 x[i] = in_tile<T>::bytes_of(T::both(row, a, b));
-                out.scales[place] = T::scale(T::at(row, a));
-                out.scales[place + TILE_ROWS] = T::scale(T::at(row, b));
+                out.d[place] = T::scale(T::at(row, a));
+                out.d[place + TILE_ROWS] = T::scale(T::at(row, b));
                 if constexpr (HAS_MIN<T>) {
-                    out.mins[place] = T::min(T::at(row, a));
-                    out.mins[place + TILE_ROWS] = T::min(T::at(row, b));
+                    out.min[place] = T::min(T::at(row, a));
+                    out.min[place + TILE_ROWS] = T::min(T::at(row, b));
                 }
             }
             transpose_bytes(x, out.quants + u * QK8_0 * TILE_ROWS + v * sizeof(ivec));
@@ -171,54 +213,43 @@ template <class T> void unpack_32(const char * const * rows, int64_t first, int6
 
 // ---- columns
 
-// the sums of its groups as they are needed: times -bias as ints, or as floats
-template <int UNIT, int GROUP_SIZE> SB_INLINE void set_offsets(column_unit<UNIT, GROUP_SIZE> & y, int bias, bool mins) {
-    for (int g = 0; g < UNIT / GROUP_SIZE; ++g) {
-        int32_t sum = 0;
-        for (int i = 0; i < GROUP_SIZE; ++i) {
-            sum += y.quants[g * GROUP_SIZE + i];
-        }
-        const float as_float = sum;
-        if (mins) {
-            memcpy(y.offsets + g, &as_float, sizeof(as_float));
-        } else {
-            y.offsets[g] = -bias * sum;
-        }
-    }
-}
-
 template <class T> void prepare_unit_256(const float * x, void * out) {
-    column_unit<QK_K, T::OWN_SCALE> & y = *(column_unit<QK_K, T::OWN_SCALE> *) out;
+    column_unit<QK_K> & y = *(column_unit<QK_K> *) out;
     alignas(64) char quants[QK_K];
     float sums[16];
     prepare_256(x, quants, sums, &y.scale);
     memcpy(y.quants, quants, QK_K);
-    set_offsets(y, in_tile<T>::BIAS, HAS_MIN<T>);
+    memcpy(y.offsets, sums, sizeof(y.offsets));
 }
 
 template <class T> void prepare_unit_32(const float * x, void * out) {
-    column_unit<QK8_0, QK8_0> & y = *(column_unit<QK8_0, QK8_0> *) out;
+    column_unit<QK8_0> & y = *(column_unit<QK8_0> *) out;
     float sum;
-    y.scale = quantize_block<HAS_MIN<T>>(x, y.quants, &sum, 1);
+    y.scale = quantize_block<HAS_MIN<T>>(x, y.quants, &sum);
     if (HAS_MIN<T>) {
         memcpy(y.offsets, &sum, sizeof(sum));
-    } else {
-        set_offsets(y, in_tile<T>::BIAS, false);
+        return;
     }
+    int32_t all = 0;
+    for (int i = 0; i < QK8_0; ++i) {
+        all += y.quants[i];
+    }
+    y.offsets[0] = -in_tile<T>::BIAS * all;
 }
 
 // ---- products
 
-// dot += x . y in each lane, for place `i` of CHAIN, which are added up in 16 bits where there is no better instruction
-template <bool SIGNED, int CHAIN> SB_INLINE void add_dot(ivec & dot, ivec & pairs, int i, ivec x, ivec y) {
+// dot += x . y in each lane, for place `i` of CHAIN, which are added up in 16 bits where there is no better instruction, and then
+// multiplied by `scale`, each as a short twice
+template <bool SIGNED, int CHAIN> SB_INLINE void add_dot(ivec & dot, ivec & pairs, int i, ivec x, ivec y, ivec scale) {
 #if defined(SB_512) || defined(__AVXVNNI__)
-    (void) pairs, (void) i;
+    (void) pairs, (void) i, (void) scale;
     dot = SB_DPBUSD(dot, x, y);
 #else
     const ivec two = SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(y, x)) : _mm256_maddubs_epi16(x, y);
     pairs = i % CHAIN ? _mm256_add_epi16(pairs, two) : two;
     if (i % CHAIN == CHAIN - 1) {
-        dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, scale));
     }
     // in this order, or GCC begins so many steps at once that their vectors do not fit the registers
     __asm__ volatile("" : "+x"(i % CHAIN == CHAIN - 1 ? dot : pairs) : : "memory");
@@ -231,28 +262,80 @@ SB_INLINE ivec four_of(const void * y) {
     return SB(set1_epi32)(four);
 }
 
-// acc[column][TILE_ROWS] += tile times n columns, n_units of each from y[column] on
-template <int UNIT, int GROUP_SIZE, bool MINS, bool SIGNED, int CHAIN, int n>
-void multiply(const tile & t, int64_t n_units, const char * const * y, float (*acc)[TILE_ROWS]) {
-    typedef column_unit<UNIT, GROUP_SIZE> unit;
-    constexpr int n_groups = UNIT / GROUP_SIZE;
-    const char  * quants = t.quants;
-    const float * scales = t.scales, * mins = t.mins;
-
-    const unit * column[n];
-    fvec sums[n][VECTORS]; // of a unit
+// acc[column][TILE_ROWS] += tile times n columns, n_units of blocks of 32 each from y[column] on
+template <bool MINS, bool SIGNED, int CHAIN, int n>
+void multiply_32(const tile & t, int64_t n_units, const char * const * y, float (*acc)[TILE_ROWS]) {
+    const ivec one = SB(set1_epi16)(1);
+    const column_unit<QK8_0> * column[n];
+    fvec sums[n][VECTORS];
     SB_UNROLL for (int j = 0; j < n; ++j) {
-        column[j] = (const unit *) y[j];
+        column[j] = (const column_unit<QK8_0> *) y[j];
         SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-            sums[j][v] = n_groups == 1 ? SB(loadu_ps)(acc[j] + v * LANES) : SB(setzero_ps)();
+            sums[j][v] = SB(loadu_ps)(acc[j] + v * LANES);
         }
     }
-    for (int64_t u = 0; u < n_units; ++u) {
-        for (int g = 0; g < n_groups; ++g) {
-            ivec dots[n][VECTORS], pairs[n][VECTORS];
+    const char  * quants = t.quants;
+    const float * d = t.d, * min = t.min;
+    for (int64_t u = 0; u < n_units; ++u, quants += QK8_0 * TILE_ROWS, d += TILE_ROWS, min += TILE_ROWS) {
+        ivec dots[n][VECTORS], pairs[n][VECTORS];
+        SB_UNROLL for (int j = 0; j < n; ++j) {
+            SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                dots[j][v] = MINS ? SB(set1_epi32)(0) : four_of(column[j]->offsets);
+            }
+        }
+        SB_UNROLL for (int k = 0; k < QK8_0 / 4; ++k) {
+            ivec x[VECTORS];
+            SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                x[v] = SB_LOAD(quants + (k * VECTORS + v) * sizeof(ivec));
+            }
             SB_UNROLL for (int j = 0; j < n; ++j) {
+                const ivec four = four_of(column[j]->quants + 4 * k);
                 SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-                    dots[j][v] = MINS ? SB(set1_epi32)(0) : four_of(column[j]->offsets + g);
+                    add_dot<SIGNED, CHAIN>(dots[j][v], pairs[j][v], k, x[v], four, one);
+                }
+            }
+        }
+        SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+            const fvec scale = SB(loadu_ps)(d + v * LANES);
+            SB_UNROLL for (int j = 0; j < n; ++j) {
+                const fvec dot = SB(cvtepi32_ps)(dots[j][v]);
+                sums[j][v] = SB(fmadd_ps)(SB(mul_ps)(dot, scale), SB(set1_ps)(column[j]->scale), sums[j][v]);
+                if (MINS) {
+                    sums[j][v] = SB(fmadd_ps)(SB(loadu_ps)(min + v * LANES), (fvec) four_of(column[j]->offsets), sums[j][v]);
+                }
+            }
+        }
+        SB_UNROLL for (int j = 0; j < n; ++j) {
+            ++column[j];
+        }
+    }
+    SB_UNROLL for (int j = 0; j < n; ++j) {
+        SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+            SB(storeu_ps)(acc[j] + v * LANES, sums[j][v]);
+        }
+    }
+}
+
+// The same with super-blocks of 256, whose groups have scales of their own: all of one is summed up as integers. What minima take away
+// is so, too; what a bias does (MINS is false, BIASED) belongs to the products.
+template <int GROUP_SIZE, bool MINS, bool BIASED, bool SIGNED, int CHAIN, int n>
+void multiply_256(const tile & t, int64_t n_units, const char * const * y, float (*acc)[TILE_ROWS]) {
+    const char    * quants = t.quants;
+    const int32_t * scales = t.scales;
+    for (int64_t u = 0; u < n_units; ++u) {
+        const column_unit<QK_K> * column[n];
+        ivec sums[n][VECTORS];
+        SB_UNROLL for (int j = 0; j < n; ++j) {
+            column[j] = (const column_unit<QK_K> *) y[j] + u;
+            SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                sums[j][v] = SB(set1_epi32)(0);
+            }
+        }
+        for (int g = 0; g < QK_K / GROUP_SIZE; ++g) {
+            ivec dots[n][VECTORS], pairs[n][VECTORS];
+            SB_UNROLL for (int j = 0; j < n && VNNI; ++j) {
+                SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                    dots[j][v] = SB(set1_epi32)(0);
                 }
             }
             SB_UNROLL for (int k = 0; k < GROUP_SIZE / 4; ++k) {
@@ -263,40 +346,44 @@ void multiply(const tile & t, int64_t n_units, const char * const * y, float (*a
                 SB_UNROLL for (int j = 0; j < n; ++j) {
                     const ivec four = four_of(column[j]->quants + g * GROUP_SIZE + 4 * k);
                     SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-                        add_dot<SIGNED, CHAIN>(dots[j][v], pairs[j][v], k, x[v], four);
+                        add_dot<SIGNED, CHAIN>(VNNI ? dots[j][v] : sums[j][v], pairs[j][v], k, x[v], four, SB_LOAD(scales + v * LANES));
                     }
                 }
             }
-            quants += GROUP_SIZE * TILE_ROWS;
-            SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-                const fvec d = SB(loadu_ps)(scales + v * LANES);
+            SB_UNROLL for (int v = 0; v < VECTORS && VNNI; ++v) {
+                const ivec scale = SB_LOAD(scales + v * LANES);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    const fvec dot = SB(cvtepi32_ps)(dots[j][v]);
-                    if (n_groups == 1) {
-                        sums[j][v] = SB(fmadd_ps)(SB(mul_ps)(dot, d), SB(set1_ps)(column[j]->scale), sums[j][v]);
-                    } else {
-                        sums[j][v] = SB(fmadd_ps)(dot, d, sums[j][v]);
-                    }
-                    if (MINS) {
-                        const fvec sum = (fvec) four_of(column[j]->offsets + g);
-                        sums[j][v] = SB(fmadd_ps)(SB(loadu_ps)(mins + v * LANES), sum, sums[j][v]);
-                    }
+                    sums[j][v] = SB(add_epi32)(sums[j][v], SB(mullo_epi32)(dots[j][v], scale));
                 }
             }
-            scales += TILE_ROWS, mins += TILE_ROWS;
+            quants += GROUP_SIZE * TILE_ROWS, scales += TILE_ROWS;
         }
-        SB_UNROLL for (int j = 0; j < n; ++j) {
-            SB_UNROLL for (int v = 0; v < VECTORS && n_groups > 1; ++v) {
-                float * to = acc[j] + v * LANES;
-                SB(storeu_ps)(to, SB(fmadd_ps)(sums[j][v], SB(set1_ps)(column[j]->scale), SB(loadu_ps)(to)));
-                sums[j][v] = SB(setzero_ps)();
+        ivec less[n][VECTORS];
+        SB_UNROLL for (int i = 0; i < n * VECTORS; ++i) {
+            less[i / VECTORS][i % VECTORS] = SB(set1_epi32)(0);
+        }
+        const int32_t * pair = t.less + u * PAIRS * TILE_ROWS;
+        for (int k = 0; k < PAIRS && (MINS || BIASED); ++k, pair += TILE_ROWS) {
+            SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                const ivec x = SB_LOAD(pair + v * LANES);
+                SB_UNROLL for (int j = 0; j < n; ++j) {
+                    less[j][v] = SB(add_epi32)(less[j][v], SB(madd_epi16)(x, four_of(column[j]->offsets + k)));
+                }
             }
-            ++column[j];
         }
-    }
-    SB_UNROLL for (int j = 0; j < n && n_groups == 1; ++j) {
         SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-            SB(storeu_ps)(acc[j] + v * LANES, sums[j][v]);
+            const fvec d = SB(loadu_ps)(t.d + u * TILE_ROWS + v * LANES);
+            SB_UNROLL for (int j = 0; j < n; ++j) {
+                float * to = acc[j] + v * LANES;
+                const fvec scale = SB(set1_ps)(column[j]->scale);
+                const ivec sum = BIASED && !MINS ? SB(sub_epi32)(sums[j][v], less[j][v]) : sums[j][v];
+                fvec all = SB(fmadd_ps)(SB(mul_ps)(d, scale), SB(cvtepi32_ps)(sum), SB(loadu_ps)(to));
+                if (MINS) {
+                    const fvec min = SB(mul_ps)(SB(loadu_ps)(t.min + u * TILE_ROWS + v * LANES), scale);
+                    all = SB(fnmadd_ps)(min, SB(cvtepi32_ps)(less[j][v]), all);
+                }
+                SB(storeu_ps)(to, all);
+            }
         }
     }
 }

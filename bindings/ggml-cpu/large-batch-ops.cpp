@@ -44,33 +44,16 @@ bool ggml_cpu_large_batch(void) {
 
 namespace {
 
-// COLUMN_VECTORS: of a delta net's state, side by side. FACTORS: numbers that are loaded together.
 #if defined(__aarch64__)
 #define SB(op) neon_##op
 #define SB_LOAD(p) vld1q_f32((const float *) (p))
 typedef float32x4_t fvec;
 typedef float32x4_t ivec;
-typedef float32x4_t factors;
-constexpr int LANES          = 4;
-constexpr int COLUMN_VECTORS = 2;
-constexpr int FACTORS        = 4;
+constexpr int LANES = 4;
 
-SB_INLINE factors load_factors(const float * p)                        { return vld1q_f32(p); }
-SB_INLINE fvec    factor(factors x, int i)                             { return vdupq_n_f32(x[i]); }
-SB_INLINE ivec    load_first(const char * p, int64_t n)                { return neon_load_first((const float *) p, n); }
-SB_INLINE void    transpose(const ivec * x, char * out, size_t stride) { neon_transpose(x, out, stride); }
+SB_INLINE ivec load_first(const char * p, int64_t n)                { return neon_load_first((const float *) p, n); }
+SB_INLINE void transpose(const ivec * x, char * out, size_t stride) { neon_transpose(x, out, stride); }
 #else
-#ifdef SB_512
-constexpr int COLUMN_VECTORS = 2;
-#else
-constexpr int COLUMN_VECTORS = 1;
-#endif
-typedef float factors;
-constexpr int FACTORS = 1;
-
-SB_INLINE factors load_factors(const float * p) { return *p; }
-SB_INLINE fvec    factor(factors x, int)        { return SB(set1_ps)(x); }
-
 // the first n floats at p
 ivec load_first(const char * p, int64_t n) {
 #ifdef SB_512
@@ -244,465 +227,216 @@ bool ggml_compute_forward_large_batch_mul(const ggml_compute_params * params, gg
 
 // ---- delta net
 //
-// A head's state S is [size, size]; a token takes it to g S + k (x) delta, delta = beta (v - g S^T k), and reads S^T q.
-// Columns of S do not touch each other: as many as lanes are taken through all tokens, and stay in the first-level cache.
-// CHUNK tokens at a time read what S has before them, S^T k and S^T q of each, and get the rest from products of their k
-// and q with each other (the WY form of DeltaNet, Yang et al. 2024, arXiv:2406.06484, with gates as in arXiv:2412.06464).
+// A head's state S is [size, size]; a token takes it to g S + k (x) delta, delta = beta (v - g S^T k), and gives S^T q.
+// Columns of S do not touch each other: a block of them goes through all tokens, one by one, and stays in the first-level cache.
+// One pass over it takes a token in and multiplies what it leaves by the next one's k. Sums are upstream's, in vectors as its
+// ggml_vec_dot_f32() has them, so bits do not depend on how many tokens come together.
 
 namespace {
 
-constexpr int CHUNK   = 4;
-constexpr int COLUMNS = COLUMN_VECTORS * LANES;
+#if defined(__aarch64__)
+#define ROW(op) neon_##op
+#elif defined(__AVX512F__)
+#define ROW(op) _mm512_##op
+#else
+#define ROW(op) _mm256_##op
+#endif
+typedef decltype(ROW(setzero_ps)()) rvec;
 
-// of the tokens of a chunk, a and b: what passes from one to the other, or from the state before
-struct chunk {
-    float beta[CHUNK];
-    float decay[CHUNK];      // of the state before the chunk, up to a
-    float decay_q[CHUNK];    // times the scale of the output
-    float after[CHUNK];      // decay of what b adds, up to the chunk's end
-    float kk[CHUNK][CHUNK];  // k_b . k_a, decayed from b to a
-    float qk[CHUNK][CHUNK];  // k_b . q_a, decayed from b to a, times the scale of the output
-};
+constexpr int64_t WIDTH = sizeof(rvec) / sizeof(float);
+constexpr int64_t SUMS  = 4;    // of a column, in turns
+constexpr int64_t STEP  = 4;    // columns side by side
+constexpr int64_t BLOCK = 4096; // floats of columns
 
 typedef ggml_delta_net_tokens delta_net;
 typedef ggml_delta_net_states states_of;
 
-int64_t n_chunks(const delta_net & d) { return (d.n_tokens() + CHUNK - 1) / CHUNK; }
-size_t  chunk_bytes(const delta_net & d) { return d.n_seqs() * d.n_heads() * n_chunks(d) * sizeof(chunk); }
-size_t  state_bytes(const delta_net & d) { return d.size() * COLUMNS * sizeof(float); }
+// of a head; v and out from a block's first column on
+struct token {
+    const float * q, * k, * v;
+    float       * out;
+    float         beta, decay;
+};
 
-bool supported(const delta_net & d) {
-    const int64_t size = d.size();
-    return ggml_cpu_large_batch() && size % COLUMNS == 0 && size % LANES == 0 && d.g->ne[0] == 1 && d.q->ne[0] == size && d.k->ne[0] == size &&
-           is_floats(d.q) && is_floats(d.k) && is_floats(d.v) && is_floats(d.g) && is_floats(d.beta);
-}
-
-float dot_product(const float * a, const float * b, int64_t n) {
-    fvec sum = SB(setzero_ps)();
-    for (int64_t i = 0; i < n; i += LANES) {
-        sum = SB(fmadd_ps)(load_floats(a + i), load_floats(b + i), sum);
-    }
-    float lanes[LANES], all = 0;
-    SB(storeu_ps)(lanes, sum);
-    for (float lane : lanes) {
-        all += lane;
-    }
-    return all;
-}
-
-void prepare_chunk(const delta_net & d, int64_t head, int64_t seq, int64_t first, chunk & c) {
-    const int   n     = (int) std::min<int64_t>(CHUNK, d.n_tokens() - first);
-    const float scale = 1.0f / sqrtf((float) d.size());
-    for (int a = 0; a < n; ++a) {
-        const float decay = expf(*d.row(d.g, head, first + a, seq));
-        c.beta[a]    = *d.row(d.beta, head, first + a, seq);
-        c.decay[a]   = (a ? c.decay[a - 1] : 1.0f) * decay;
-        c.decay_q[a] = c.decay[a] * scale;
-        for (int b = 0; b < a; ++b) {
-            c.after[b] *= decay;
-        }
-        c.after[a] = 1.0f;
-        for (int b = 0; b <= a; ++b) {
-            const float * k = d.row(d.k, head, first + b, seq);
-            c.kk[a][b] = c.after[b] * dot_product(k, d.row(d.k, head, first + a, seq), d.size());
-            c.qk[a][b] = c.after[b] * dot_product(k, d.row(d.q, head, first + a, seq), d.size()) * scale;
-        }
-    }
-}
-
-// n tokens of a chunk and COLUMNS columns of the state, state[size][COLUMNS]
-template <int n> void take_chunk(const chunk & c, const float * const * q, const float * const * k, const float * const * v, float * const * out, float * state, int64_t size) {
-    constexpr int V = COLUMN_VECTORS;
-    fvec sk[n][V], sq[n][V]; // S^T k, S^T q
-    SB_UNROLL for (int a = 0; a < n * V; ++a) {
-        sk[a / V][a % V] = sq[a / V][a % V] = SB(setzero_ps)();
-    }
-    for (int64_t i = 0; i < size; i += FACTORS) {
-        factors ka[n], qa[n];
-        SB_UNROLL for (int a = 0; a < n; ++a) {
-            ka[a] = load_factors(k[a] + i);
-            qa[a] = load_factors(q[a] + i);
-        }
-        SB_UNROLL for (int f = 0; f < FACTORS; ++f) {
-            fvec s[V];
-            SB_UNROLL for (int j = 0; j < V; ++j) {
-                s[j] = SB(loadu_ps)(state + (i + f) * COLUMNS + j * LANES);
-            }
-            SB_UNROLL for (int a = 0; a < n; ++a) {
-                SB_UNROLL for (int j = 0; j < V; ++j) {
-                    sk[a][j] = SB(fmadd_ps)(s[j], factor(ka[a], f), sk[a][j]);
-                    sq[a][j] = SB(fmadd_ps)(s[j], factor(qa[a], f), sq[a][j]);
-                }
-            }
-        }
-    }
-    fvec delta[n][V];
-    SB_UNROLL for (int j = 0; j < V; ++j) {
-        SB_UNROLL for (int a = 0; a < n; ++a) {
-            fvec x = SB(fnmadd_ps)(sk[a][j], SB(set1_ps)(c.decay[a]), SB(loadu_ps)(v[a] + j * LANES));
-            fvec y = SB(mul_ps)(sq[a][j], SB(set1_ps)(c.decay_q[a]));
-            SB_UNROLL for (int b = 0; b < a; ++b) {
-                x = SB(fnmadd_ps)(delta[b][j], SB(set1_ps)(c.kk[a][b]), x);
-                y = SB(fmadd_ps)(delta[b][j], SB(set1_ps)(c.qk[a][b]), y);
-            }
-            delta[a][j] = SB(mul_ps)(x, SB(set1_ps)(c.beta[a]));
-            SB(storeu_ps)(out[a] + j * LANES, SB(fmadd_ps)(delta[a][j], SB(set1_ps)(c.qk[a][a]), y));
-        }
-        SB_UNROLL for (int a = 0; a < n; ++a) {
-            delta[a][j] = SB(mul_ps)(delta[a][j], SB(set1_ps)(c.after[a]));
-        }
-    }
-    const fvec decay = SB(set1_ps)(c.decay[n - 1]);
-    for (int64_t i = 0; i < size; i += FACTORS) {
-        factors ka[n];
-        SB_UNROLL for (int a = 0; a < n; ++a) {
-            ka[a] = load_factors(k[a] + i);
-        }
-        SB_UNROLL for (int f = 0; f < FACTORS; ++f) {
-            fvec s[V];
-            SB_UNROLL for (int j = 0; j < V; ++j) {
-                s[j] = SB(mul_ps)(SB(loadu_ps)(state + (i + f) * COLUMNS + j * LANES), decay);
-            }
-            SB_UNROLL for (int a = 0; a < n; ++a) {
-                SB_UNROLL for (int j = 0; j < V; ++j) {
-                    s[j] = SB(fmadd_ps)(delta[a][j], factor(ka[a], f), s[j]);
-                }
-            }
-            SB_UNROLL for (int j = 0; j < V; ++j) {
-                SB(storeu_ps)(state + (i + f) * COLUMNS + j * LANES, s[j]);
-            }
-        }
-    }
-}
-
-// columns [first, first + COLUMNS) of a head through all tokens; in memory a column is contiguous
-void take_columns(const delta_net & d, const chunk * chunks, int64_t head, int64_t seq, int64_t first, float * state, const float * begin, float * end) {
-    const int64_t size = d.size();
-    begin += first * size;
-    ivec square[LANES];
-    for (int64_t i = 0; i < size; i += LANES) {
-        for (int j = 0; j < COLUMNS; j += LANES) {
-            for (int lane = 0; lane < LANES; ++lane) {
-                square[lane] = SB_LOAD(begin + (j + lane) * size + i);
-            }
-            transpose(square, (char *) (state + i * COLUMNS + j), COLUMNS * sizeof(float));
-        }
-    }
-    for (int64_t token = 0; token < d.n_tokens(); token += CHUNK) {
-        const int n = (int) std::min<int64_t>(CHUNK, d.n_tokens() - token);
-        const float * q[CHUNK], * k[CHUNK], * v[CHUNK];
-        float * out[CHUNK];
-        for (int a = 0; a < n; ++a) {
-            q[a] = d.row(d.q, head, token + a, seq);
-            k[a] = d.row(d.k, head, token + a, seq);
-            v[a] = d.row(d.v, head, token + a, seq) + first;
-            out[a] = d.out_row(head, token + a, seq) + first;
-        }
-        static constexpr decltype(&take_chunk<1>) take[] = { nullptr, take_chunk<1>, take_chunk<2>, take_chunk<3>, take_chunk<4> };
-        take[n](chunks[token / CHUNK], q, k, v, out, state, size);
-    }
-    for (int64_t i = 0; i < size; i += LANES) {
-        for (int j = 0; j < COLUMNS; j += LANES) {
-            for (int lane = 0; lane < LANES; ++lane) {
-                square[lane] = SB_LOAD(state + (i + lane) * COLUMNS + j);
-            }
-            transpose(square, (char *) (end + (first + j) * size + i), size * sizeof(float));
-        }
-    }
-}
-
+// what the lanes of each of STEP vectors add up to
+SB_INLINE void add_lanes(const rvec * x, float * sums) {
 #if defined(__aarch64__)
-
-constexpr int MAX_SIZE = 256;
-constexpr int STEP = 4; // columns
-constexpr int SUMS = 4; // of each, as in upstream's ggml_vec_dot_f32() of NEON
-
-float sum_of(const fvec * x) {
-    return vaddvq_f32(vaddq_f32(vaddq_f32(x[0], x[2]), vaddq_f32(x[1], x[3])));
+    vst1q_f32(sums, vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])));
+#else
+    __m256 y[STEP];
+    SB_UNROLL for (int j = 0; j < STEP; ++j) {
+#ifdef __AVX512F__
+        y[j] = _mm256_add_ps(_mm512_castps512_ps256(x[j]), _mm512_extractf32x8_ps(x[j], 1));
+#else
+        y[j] = x[j];
+#endif
+    }
+    const __m256 a = _mm256_add_ps(_mm256_permute2f128_ps(y[0], y[1], 0x20), _mm256_permute2f128_ps(y[0], y[1], 0x31));
+    const __m256 b = _mm256_add_ps(_mm256_permute2f128_ps(y[2], y[3], 0x20), _mm256_permute2f128_ps(y[2], y[3], 0x31));
+#ifdef __AVX512F__
+    const __m256 pairs = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+#else
+    const __m256 pairs = _mm256_hadd_ps(a, b);
+#endif
+    const __m256 all = _mm256_hadd_ps(pairs, pairs);
+    _mm_storeu_ps(sums, _mm_unpacklo_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+#endif
 }
 
-// STEP columns of a head, from `first` on, through few tokens one by one, summed up as upstream does: first the n_before
-// ones, which leave one state. Registers do not hold them: each token reads them twice, from where the one before left them.
-void step_columns(const ggml_delta_net_rows & rows, int64_t n_before, int64_t n_tokens, int64_t head, int64_t seq, int64_t first, const float * decay, bool) {
+// n columns: takes `now` in, whose deltas are there, and finds those of `next`
+template <bool NOW, bool NEXT> void pass(int64_t size, int64_t n, const float * from, float * to, const token & now, const token & next, float * delta, float scale) {
+    const rvec g = ROW(set1_ps)(now.decay), next_g = ROW(set1_ps)(next.decay);
+    for (int64_t column = 0; column < n; column += STEP) {
+        rvec d[STEP], sq[2][STEP], sk[2][STEP]; // S^T q, S^T k of the next one
+        SB_UNROLL for (int j = 0; j < STEP && NOW; ++j) {
+            d[j] = ROW(set1_ps)(delta[column + j]);
+        }
+        SB_UNROLL for (int s = 0; s < SUMS; ++s) { // 0 and 2, then 1 and 3
+            rvec q_sum[STEP], k_sum[STEP];
+            SB_UNROLL for (int j = 0; j < STEP; ++j) {
+                q_sum[j] = k_sum[j] = ROW(setzero_ps)();
+            }
+            for (int64_t i = (s % 2 * 2 + s / 2) * WIDTH; i < size; i += SUMS * WIDTH) {
+                const rvec q = ROW(loadu_ps)(now.q + i), k = ROW(loadu_ps)(now.k + i), next_k = ROW(loadu_ps)(next.k + i);
+                SB_UNROLL for (int j = 0; j < STEP; ++j) {
+                    const int64_t at = (column + j) * size + i;
+                    rvec x = ROW(loadu_ps)(from + at);
+                    if (!NOW) {
+                        __builtin_prefetch(from + at + STEP * size); // it comes from far
+                    } else {
+                        x = ROW(fmadd_ps)(k, d[j], ROW(mul_ps)(x, g));
+                        q_sum[j] = ROW(fmadd_ps)(x, q, q_sum[j]);
+                        ROW(storeu_ps)(to + at, x);
+                    }
+                    if (NEXT) {
+                        k_sum[j] = ROW(fmadd_ps)(ROW(mul_ps)(x, next_g), next_k, k_sum[j]);
+                    }
+                }
+            }
+            SB_UNROLL for (int j = 0; j < STEP; ++j) {
+                sq[s / 2][j] = s % 2 ? ROW(add_ps)(sq[s / 2][j], q_sum[j]) : q_sum[j];
+                sk[s / 2][j] = s % 2 ? ROW(add_ps)(sk[s / 2][j], k_sum[j]) : k_sum[j];
+            }
+        }
+        SB_UNROLL for (int j = 0; j < STEP; ++j) {
+            sq[0][j] = ROW(add_ps)(sq[0][j], sq[1][j]);
+            sk[0][j] = ROW(add_ps)(sk[0][j], sk[1][j]);
+        }
+        float sums[STEP];
+        if (NOW && now.out != nullptr) {
+            add_lanes(sq[0], sums);
+            for (int j = 0; j < STEP; ++j) {
+                now.out[column + j] = sums[j] * scale;
+            }
+        }
+        if (NEXT) {
+            add_lanes(sk[0], sums);
+            for (int j = 0; j < STEP; ++j) {
+                delta[column + j] = (next.v[column + j] - sums[j]) * next.beta;
+            }
+        }
+    }
+}
+
+// snapshots that no second-level cache holds: a line of them need not be read before it is written
+#if defined(__aarch64__)
+bool past_caches(const delta_net &, const states_of &) { return false; }
+void copy_past_caches(const float *, float *, int64_t) {}
+#else
+bool past_caches(const delta_net & d, const states_of & states) {
+    const int64_t state = d.size() * d.size() * d.n_heads();
+    return states.begin != states.end && std::min(states.n_snaps, d.n_tokens()) * d.n_seqs() * state * sizeof(float) > (1 << 20) &&
+           (uintptr_t) states.end % sizeof(rvec) == 0 && states.snap_stride % WIDTH == 0 && states.end_stride % WIDTH == 0;
+}
+
+void copy_past_caches(const float * from, float * to, int64_t n) {
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        ROW(stream_ps)(to + i, ROW(loadu_ps)(from + i));
+    }
+    _mm_sfence();
+}
+#endif
+
+// columns [first, first + n) of a head through what is before, which leaves one state, and the tokens at hand
+void take_columns(const ggml_delta_net_rows & rows, int64_t head, int64_t seq, int64_t first, int64_t n, bool stream) {
     const states_of & states = rows.states;
-    const int64_t size   = rows.tokens.size();
-    const int64_t offset = (head * size + first) * size;
-    const float   scale  = 1.0f / sqrtf((float) size);
-    const float * from   = states.begin + seq * states.begin_stride + offset;
-    float         memory[STEP * MAX_SIZE];
+    const int64_t size     = rows.tokens.size();
+    const int64_t offset   = (head * size + first) * size;
+    const int64_t n_before = rows.n_before ? rows.n_before[seq] : 0;
+    const int64_t n_all    = n_before + rows.tokens.n_tokens();
+    const float   scale    = 1.0f / sqrtf((float) size);
+    const float * from     = states.begin + seq * states.begin_stride + offset;
+    alignas(64) float memory[BLOCK], delta[BLOCK / (SUMS * WIDTH)];
 
-    for (int64_t i = 0; i < n_before + n_tokens; ++i) {
-        const bool        at_hand = i >= n_before;
-        const delta_net & d       = at_hand ? rows.tokens : rows.before;
-        const int64_t     token   = at_hand ? i - n_before : i;
-        const float * q = d.row(d.q, head, token, seq), * k = d.row(d.k, head, token, seq), * v = d.row(d.v, head, token, seq) + first;
-        const float   beta = *d.row(d.beta, head, token, seq);
-        const fvec    g    = vdupq_n_f32(decay[i]);
-        const int64_t snap = n_tokens - 1 - token;
-        const bool    kept = at_hand ? snap < states.n_snaps : i + 1 == n_before && (states.n_snaps == 0 || n_tokens == 0);
-        float * to  = kept ? states.end + (at_hand ? snap * states.snap_stride : 0) + seq * states.end_stride + offset : memory;
-
-        fvec sums[STEP][SUMS], delta[STEP];
-        const auto clear = [&] {
-            SB_UNROLL for (int i = 0; i < STEP * SUMS; ++i) {
-                sums[i / SUMS][i % SUMS] = vdupq_n_f32(0);
-            }
-        };
-        clear();
-        for (int64_t j = 0; j < size; j += SUMS * LANES) {
-            SB_UNROLL for (int s = 0; s < SUMS; ++s) {
-                const fvec x = vld1q_f32(k + j + s * LANES);
-                SB_UNROLL for (int n = 0; n < STEP; ++n) {
-                    sums[n][s] = vfmaq_f32(sums[n][s], vmulq_f32(vld1q_f32(from + n * size + j + s * LANES), g), x);
-                }
-            }
+    const auto token_at = [&](int64_t i) -> token {
+        const delta_net & d = i < n_before ? rows.before : rows.tokens;
+        i -= i < n_before ? 0 : n_before;
+        return { d.row(d.q, head, i, seq), d.row(d.k, head, i, seq), d.row(d.v, head, i, seq) + first, d.out ? d.out_row(head, i, seq) + first : nullptr,
+                 *d.row(d.beta, head, i, seq), expf(*d.row(d.g, head, i, seq)) };
+    };
+    token now = token_at(0);
+    pass<false, true>(size, n, from, memory, now, now, delta, scale);
+    for (int64_t i = 0; i < n_all; ++i) {
+        const int64_t snap = n_all - 1 - i;
+        const bool    kept = i < n_before ? i + 1 == n_before && states.n_snaps == 0 : snap < states.n_snaps;
+        float * end = states.end + (i < n_before ? 0 : snap * states.snap_stride) + seq * states.end_stride + offset;
+        float * to  = kept && !stream ? end : memory;
+        if (snap == 0) {
+            pass<true, false>(size, n, from, to, now, now, delta, scale);
+        } else {
+            const token next = token_at(i + 1);
+            pass<true, true>(size, n, from, to, now, next, delta, scale);
+            now = next;
         }
-        SB_UNROLL for (int n = 0; n < STEP; ++n) {
-            delta[n] = vdupq_n_f32((v[n] - sum_of(sums[n])) * beta);
-        }
-        clear();
-        for (int64_t j = 0; j < size; j += SUMS * LANES) {
-            SB_UNROLL for (int s = 0; s < SUMS; ++s) {
-                const fvec x = vld1q_f32(k + j + s * LANES), y = vld1q_f32(q + j + s * LANES);
-                SB_UNROLL for (int n = 0; n < STEP; ++n) {
-                    const int64_t at = n * size + j + s * LANES;
-                    const fvec column = vfmaq_f32(vmulq_f32(vld1q_f32(from + at), g), x, delta[n]);
-                    vst1q_f32(to + at, column);
-                    sums[n][s] = vfmaq_f32(sums[n][s], column, y);
-                }
-            }
-        }
-        SB_UNROLL for (int n = 0; n < STEP; ++n) {
-            if (d.out != nullptr) {
-                d.out_row(head, token, seq)[first + n] = sum_of(sums[n]) * scale;
-            }
+        if (kept && stream) {
+            copy_past_caches(memory, end, n * size);
         }
         from = to;
     }
 }
 
-decltype(&step_columns) step_of(int64_t size) {
-    return size % (SUMS * LANES) == 0 && size <= MAX_SIZE ? step_columns : nullptr;
-}
-
-bool past_caches(const delta_net &, const states_of &) { return false; }
-void stored_past_caches() {}
-
-#else
-
-SB_INLINE void store_past_caches(float * p, GGML_F32_VEC x) {
-#ifdef __AVX512F__
-    _mm512_stream_ps(p, x);
-#else
-    _mm256_stream_ps(p, x);
-#endif
-}
-
-// N columns of a head, V vectors each, that go through tokens one by one, as upstream's ggml_vec_dot_f32() and
-// ggml_vec_mad_f32() sum them up. AVX2 has no registers for them: there a token decays them twice, which is cheaper than to
-// store them once more.
-template <int V, int N> struct few_columns {
-#ifdef __AVX512F__
-    static constexpr bool IN_REGISTERS = true;
-#else
-    static constexpr bool IN_REGISTERS = false;
-#endif
-    GGML_F32_VEC x[N][V];
-
-    inline __attribute__((always_inline)) void load(const float * p) {
-        SB_UNROLL for (int i = 0; i < N * V; ++i) {
-            x[i / V][i % V] = GGML_F32_VEC_LOAD(p + i * GGML_F32_EPR);
-        }
-    }
-    inline __attribute__((always_inline)) void store(float * p, bool past_caches) const {
-        if (past_caches) {
-            SB_UNROLL for (int i = 0; i < N * V; ++i) {
-                store_past_caches(p + i * GGML_F32_EPR, x[i / V][i % V]);
-            }
-            return;
-        }
-        SB_UNROLL for (int i = 0; i < N * V; ++i) {
-            GGML_F32_VEC_STORE(p + i * GGML_F32_EPR, x[i / V][i % V]);
-        }
-    }
-    // columns from `first` on through a token of a head; without OUTPUTS nobody reads what it gives
-    template <bool OUTPUTS> inline __attribute__((always_inline)) void step(const delta_net & d, int64_t head, int64_t seq, int64_t token, int64_t first, float decay, float scale) {
-        const float * q = d.row(d.q, head, token, seq), * k = d.row(d.k, head, token, seq), * v = d.row(d.v, head, token, seq) + first;
-        const float beta = *d.row(d.beta, head, token, seq);
-        const GGML_F32_VEC g = GGML_F32_VEC_SET1(decay);
-
-        GGML_F32_VEC sums[N][GGML_F32_ARR];
-        const auto clear = [&] {
-            SB_UNROLL for (int i = 0; i < N * GGML_F32_ARR; ++i) {
-                sums[i / GGML_F32_ARR][i % GGML_F32_ARR] = GGML_F32_VEC_ZERO;
-            }
-        };
-        const auto sum = [&](int n) {
-            float all;
-            GGML_F32_VEC_REDUCE(all, sums[n]);
-            return all;
-        };
-        clear();
-        SB_UNROLL for (int i = 0; i < V; ++i) {
-            const GGML_F32_VEC y = GGML_F32_VEC_LOAD(k + i * GGML_F32_EPR);
-            SB_UNROLL for (int n = 0; n < N; ++n) {
-                const GGML_F32_VEC decayed = GGML_F32_VEC_MUL(x[n][i], g);
-                if (IN_REGISTERS) {
-                    x[n][i] = decayed;
-                }
-                sums[n][i % GGML_F32_ARR] = GGML_F32_VEC_FMA(sums[n][i % GGML_F32_ARR], decayed, y);
-            }
-        }
-        GGML_F32_VEC delta[N];
-        SB_UNROLL for (int n = 0; n < N; ++n) {
-            delta[n] = GGML_F32_VEC_SET1((v[n] - sum(n)) * beta);
-        }
-        clear();
-        SB_UNROLL for (int i = 0; i < V; ++i) {
-            const GGML_F32_VEC y = GGML_F32_VEC_LOAD(k + i * GGML_F32_EPR), z = GGML_F32_VEC_LOAD(q + i * GGML_F32_EPR);
-            SB_UNROLL for (int n = 0; n < N; ++n) {
-                const GGML_F32_VEC decayed = IN_REGISTERS ? x[n][i] : GGML_F32_VEC_MUL(x[n][i], g);
-                x[n][i] = GGML_F32_VEC_FMA(decayed, y, delta[n]);
-                if (OUTPUTS) {
-                    sums[n][i % GGML_F32_ARR] = GGML_F32_VEC_FMA(sums[n][i % GGML_F32_ARR], x[n][i], z);
-                }
-            }
-        }
-        SB_UNROLL for (int n = 0; n < N && OUTPUTS; ++n) {
-            d.out_row(head, token, seq)[first + n] = sum(n) * scale;
-        }
-    }
-};
-
-// first the n_before tokens, which leave one state
-template <int V, int N> void step_columns(const ggml_delta_net_rows & rows, int64_t n_before, int64_t n_tokens, int64_t head, int64_t seq, int64_t first, const float * decay, bool stream) {
-    const states_of & states = rows.states;
-    const int64_t size   = rows.tokens.size();
-    const int64_t offset = (head * size + first) * size;
-    const float   scale  = 1.0f / sqrtf((float) size);
-    float *       end    = states.end + seq * states.end_stride + offset;
-
-    few_columns<V, N> s;
-    s.load(states.begin + seq * states.begin_stride + offset);
-    for (int64_t token = 0; token < n_before; ++token) {
-        s.template step<false>(rows.before, head, seq, token, first, decay[token], scale);
-    }
-    if (n_before > 0 && (states.n_snaps == 0 || n_tokens == 0)) {
-        s.store(end, false);
-    }
-    for (int64_t token = 0; token < n_tokens; ++token) {
-        s.template step<true>(rows.tokens, head, seq, token, first, decay[n_before + token], scale);
-        const int64_t snap = n_tokens - 1 - token;
-        if (snap < states.n_snaps) {
-            s.store(end + snap * states.snap_stride, stream);
-        }
-    }
-}
-
-constexpr int STEP = 2;
-
-decltype(&step_columns<4, STEP>) step_of(int64_t size) {
-    return size == 4 * GGML_F32_EPR ? step_columns<4, STEP> : size == 8 * GGML_F32_EPR ? step_columns<8, STEP> :
-           size == 16 * GGML_F32_EPR ? step_columns<16, STEP> : nullptr;
-}
-
-// snapshots that no second-level cache holds: a line of them need not be read before it is written
-bool past_caches(const delta_net & d, const states_of & states) {
-    const int64_t state = d.size() * d.size() * d.n_heads();
-    return states.begin != states.end && std::min(states.n_snaps, d.n_tokens()) * d.n_seqs() * state * sizeof(float) > (1 << 20) &&
-           (uintptr_t) states.end % sizeof(GGML_F32_VEC) == 0 && states.snap_stride % GGML_F32_EPR == 0 && states.end_stride % GGML_F32_EPR == 0;
-}
-
-void stored_past_caches() { _mm_sfence(); }
-
-#endif
-
 } // namespace
 
-bool ggml_delta_net_chunked(const delta_net & d, int64_t n_snaps) {
-    return d.n_tokens() >= FEW && n_snaps == 1 && supported(d);
-}
-
-size_t ggml_delta_net_chunk_memory(int n_tasks, const delta_net & d) {
-    return 64 + chunk_bytes(d) + n_tasks * state_bytes(d);
-}
-
-void ggml_delta_net_chunks(const ggml_compute_params * params, const delta_net & d, const states_of & states, void * work) {
-    float * memory = (float *) GGML_PAD((uintptr_t) work, 64);
-    chunk * chunks = (chunk *) ((char *) memory + params->nth * state_bytes(d));
-    memory += params->ith * d.size() * COLUMNS;
-
-    const int64_t n = n_chunks(d), n_heads = d.n_heads();
+bool ggml_delta_net_steps(const ggml_compute_params * params, const ggml_delta_net_rows & rows) {
+    const delta_net & d = rows.tokens;
+    const int64_t size = d.size(), n_columns = d.n_seqs() * d.n_heads() * size;
+    if (params->use_ref || !ggml_cpu_large_batch() || size % (SUMS * WIDTH) || size > BLOCK / STEP || d.g->ne[0] != 1 || d.q->ne[0] != size || d.k->ne[0] != size ||
+        !is_floats(d.q) || !is_floats(d.k) || !is_floats(d.v) || !is_floats(d.g) || !is_floats(d.beta)) {
+        return false;
+    }
+    const bool stream = past_caches(d, rows.states);
+    const auto take = [&](int64_t begin, int64_t end) {
+        for (int64_t n; begin < end; begin += n) {
+            const int64_t first = begin % size;
+            n = std::min({ BLOCK / size / STEP * STEP, size - first, end - begin });
+            take_columns(rows, begin / size % d.n_heads(), begin / size / d.n_heads(), first, n, stream);
+        }
+    };
     int64_t begin, end;
-    share(params, d.n_seqs() * n_heads * n, 1, begin, end);
-    for (int64_t i = begin; i < end; ++i) {
-        prepare_chunk(d, i / n % n_heads, i / n / n_heads, i % n * CHUNK, chunks[i]);
+    share(params, n_columns, STEP, begin, end);
+    if (d.n_tokens() < FEW || params->nth == 1) {
+        take(begin, end);
+        return true;
     }
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
     ggml_barrier(params->threadpool);
-
-    const int64_t parts = d.size() / COLUMNS;
-    for (int64_t i = params->ith; i < d.n_seqs() * n_heads * parts; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        const int64_t head = i / parts % n_heads, seq = i / parts / n_heads;
-        const int64_t offset = head * d.size() * d.size();
-        take_columns(d, chunks + (seq * n_heads + head) * n, head, seq, i % parts * COLUMNS, memory,
-                     states.begin + seq * states.begin_stride + offset, states.end + seq * states.end_stride + offset);
+    const int64_t width = std::clamp(n_columns / params->nth / 2, STEP, BLOCK / size) / STEP * STEP;
+    for (int64_t i = params->ith * width; i < n_columns; i = ggml_threadpool_chunk_add(params->threadpool, 1) * width) {
+        take(i, std::min(n_columns, i + width));
     }
-}
-
-bool ggml_delta_net_steps(const ggml_compute_params * params, const ggml_delta_net_rows & rows, int64_t n_tokens, float * decay) {
-    const delta_net & d = rows.tokens;
-    const auto step = step_of(d.size());
-    if (params->use_ref || step == nullptr || !supported(d)) {
-        return false;
-    }
-    int64_t begin, end;
-    share(params, d.n_seqs() * d.n_heads() * d.size(), STEP, begin, end);
-    const bool stream = past_caches(d, rows.states);
-    int64_t n_before = 0;
-    for (int64_t i = begin; i < end; i += STEP) {
-        const int64_t first = i % d.size(), head = i / d.size() % d.n_heads(), seq = i / d.size() / d.n_heads();
-        if (i == begin || first == 0) {
-            n_before = rows.n_before ? rows.n_before[seq] : 0;
-            for (int64_t token = 0; token < n_before; ++token) {
-                decay[token] = expf(*rows.before.row(rows.before.g, head, token, seq));
-            }
-            for (int64_t token = 0; token < n_tokens; ++token) {
-                decay[n_before + token] = expf(*d.row(d.g, head, token, seq));
-            }
-        }
-        if (n_before + n_tokens > 0) {
-            step(rows, n_before, n_tokens, head, seq, first, decay, stream);
-        }
-    }
-    stored_past_caches();
     return true;
-}
-
-static delta_net tokens_of(const ggml_tensor * dst) {
-    return { dst->src[0], dst->src[1], dst->src[2], dst->src[3], dst->src[4], (float *) dst->data };
-}
-
-size_t ggml_large_batch_delta_net_wdata_size(int n_tasks, const ggml_tensor * dst) {
-    const delta_net d = tokens_of(dst);
-    return ggml_delta_net_chunked(d, ggml_get_op_params_i32(dst, 0)) ? ggml_delta_net_chunk_memory(n_tasks, d) : 0;
 }
 
 bool ggml_compute_forward_large_batch_delta_net(const ggml_compute_params * params, ggml_tensor * dst) {
     const ggml_tensor * state = dst->src[5];
-    const delta_net d = tokens_of(dst);
-    const int64_t n_snaps = ggml_get_op_params_i32(dst, 0), size = d.size() * d.size() * d.n_heads();
+    const delta_net d = { dst->src[0], dst->src[1], dst->src[2], dst->src[3], dst->src[4], (float *) dst->data };
+    const int64_t size = d.size() * d.size() * d.n_heads();
 
     // behind the outputs
-    const states_of states = { (const float *) state->data, (int64_t) (state->nb[3] / sizeof(float)), d.out + ggml_nelements(d.v), size, size * d.n_seqs(), n_snaps };
-    if (!params->use_ref && ggml_delta_net_chunked(d, n_snaps)) {
-        ggml_delta_net_chunks(params, d, states, params->wdata);
-        return true;
-    }
-    float decay[FEW];
-    return d.n_tokens() < FEW && ggml_delta_net_steps(params, { states, {}, nullptr, d }, d.n_tokens(), decay);
+    const states_of states = { (const float *) state->data, (int64_t) (state->nb[3] / sizeof(float)), d.out + ggml_nelements(d.v), size, size * d.n_seqs(), ggml_get_op_params_i32(dst, 0) };
+    return ggml_delta_net_steps(params, { states, {}, nullptr, d });
 }
 
 #else
@@ -711,11 +445,6 @@ bool ggml_compute_forward_large_batch_conv(const ggml_compute_params *, ggml_ten
 bool ggml_compute_forward_large_batch_concat(const ggml_compute_params *, ggml_tensor *) { return false; }
 bool ggml_compute_forward_large_batch_mul(const ggml_compute_params *, ggml_tensor *)    { return false; }
 bool ggml_compute_forward_large_batch_delta_net(const ggml_compute_params *, ggml_tensor *) { return false; }
-size_t ggml_large_batch_delta_net_wdata_size(int, const ggml_tensor *) { return 0; }
-
-bool   ggml_delta_net_chunked(const ggml_delta_net_tokens &, int64_t)         { return false; }
-size_t ggml_delta_net_chunk_memory(int, const ggml_delta_net_tokens &)        { return 0; }
-void   ggml_delta_net_chunks(const ggml_compute_params *, const ggml_delta_net_tokens &, const ggml_delta_net_states &, void *) {}
-bool   ggml_delta_net_steps(const ggml_compute_params *, const ggml_delta_net_rows &, int64_t, float *) { return false; }
+bool ggml_delta_net_steps(const ggml_compute_params *, const ggml_delta_net_rows &) { return false; }
 
 #endif

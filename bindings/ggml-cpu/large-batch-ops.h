@@ -24,12 +24,11 @@ bool ggml_compute_forward_large_batch_concat(const struct ggml_compute_params * 
 // MUL of rows with a number for each.
 bool ggml_compute_forward_large_batch_mul(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 
-// GATED_DELTA_NET: of 16 tokens and more if the last state alone is wanted; of fewer bit for bit what upstream's gives.
+// GATED_DELTA_NET, bit for bit what upstream's gives.
 bool ggml_compute_forward_large_batch_delta_net(const struct ggml_compute_params * params, struct ggml_tensor * dst);
-size_t ggml_large_batch_delta_net_wdata_size(int n_tasks, const struct ggml_tensor * dst);
 
-// FLASH_ATTN_EXT of 9 query rows and more, without a softcap or masks for each head. The bits do not depend on the number of
-// threads, nor on cells that no row sees.
+// FLASH_ATTN_EXT of 9 query rows and more, or of more than 16 query heads per KV head, without masks for each head: the bits that
+// few-rows-attention.h gives fewer rows.
 bool ggml_compute_forward_large_batch_attention(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 size_t ggml_large_batch_attention_wdata_size(int n_tasks, const struct ggml_tensor * dst);
 

@@ -47,31 +47,26 @@ constexpr int chain(int most, int own_scale) { // how many products of pairs 16 
     return most <= 15 ? own_scale / 4 : most <= 31 ? 4 : most <= 63 ? 2 : 1;
 }
 
-template <class T, int UNIT, int OWN_SCALE, bool MINS, int... n> kernel make_kernel(std::integer_sequence<int, n...>) {
-    constexpr bool is_signed = in_tile<T>::SIGNED;
-    return { UNIT, OWN_SCALE, sizeof(column_unit<UNIT, OWN_SCALE>), nullptr, nullptr,
-             { nullptr, multiply<UNIT, OWN_SCALE, MINS, is_signed, VNNI ? 1 : chain(T::MOST, OWN_SCALE), n + 1>... } };
+template <class T, int... n> kernel make_kernel_256(std::integer_sequence<int, n...>) {
+    constexpr int own = T::OWN_SCALE;
+    return { QK_K, own, sizeof(column_unit<QK_K>), prepare_unit_256<T>, unpack_256<T>,
+             { nullptr, multiply_256<own, HAS_MIN<T>, in_tile<T>::BIAS != 0, in_tile<T>::SIGNED, VNNI ? 1 : chain(T::MOST, own), n + 1>... } };
+}
+
+template <class T, int... n> kernel make_kernel_32(std::integer_sequence<int, n...>) {
+    return { QK8_0, QK8_0, sizeof(column_unit<QK8_0>), prepare_unit_32<T>, unpack_32<T>,
+             { nullptr, multiply_32<HAS_MIN<T>, in_tile<T>::SIGNED, VNNI ? 1 : chain(T::MOST, QK8_0), n + 1>... } };
 }
 
 typedef std::make_integer_sequence<int, MAX_COLS> all_cols;
 
 template <class T> const kernel * kernel_256() {
-    static const kernel k = [] {
-        kernel made  = make_kernel<T, QK_K, T::OWN_SCALE, HAS_MIN<T>>(all_cols());
-        made.prepare = prepare_unit_256<T>;
-        made.unpack  = unpack_256<T>;
-        return made;
-    }();
+    static const kernel k = make_kernel_256<T>(all_cols());
     return &k;
 }
 
 template <class T> const kernel * kernel_32() {
-    static const kernel k = [] {
-        kernel made  = make_kernel<T, QK8_0, QK8_0, HAS_MIN<T>>(all_cols());
-        made.prepare = prepare_unit_32<T>;
-        made.unpack  = unpack_32<T>;
-        return made;
-    }();
+    static const kernel k = make_kernel_32<T>(all_cols());
     return &k;
 }
 
@@ -129,9 +124,13 @@ size_t column_bytes(const kernel * k, const ggml_tensor * src1) {
     return src1->ne[0] / k->unit * k->unit_bytes;
 }
 
-size_t tile_bytes(const kernel * k, bool scales_only = false) {
-    const size_t scales = TILE_DEPTH / k->own_scale * TILE_ROWS * sizeof(float);
-    return scales_only ? scales : TILE_DEPTH * TILE_ROWS + 2 * scales;
+// of what lies in a tile beside its quants: of units, of groups, of pairs of groups
+size_t per_unit (const kernel * k) { return TILE_DEPTH / k->unit * TILE_ROWS; }
+size_t per_group(const kernel * k) { return TILE_DEPTH / k->own_scale * TILE_ROWS; }
+size_t per_pair (const kernel * k) { return k->unit == QK_K ? TILE_DEPTH / 32 * TILE_ROWS : 0; }
+
+size_t tile_bytes(const kernel * k) {
+    return TILE_DEPTH * TILE_ROWS + (2 * per_unit(k) + per_group(k) + per_pair(k)) * sizeof(float);
 }
 
 char * aligned(void * p) {
@@ -148,8 +147,9 @@ struct place {
 template <typename F>
 void multiply_tile(const kernel * k, const ggml_tensor * src0, const char * x, int64_t row, char * memory, int64_t begin, int64_t end, F find) {
     const int    n_rows = (int) std::min<int64_t>(TILE_ROWS, src0->ne[1] - row);
-    const size_t scales = tile_bytes(k, true);
-    const tile   t      = { memory + 2 * scales, (float *) memory, (float *) (memory + scales) };
+    float   * d      = (float *) (memory + TILE_DEPTH * TILE_ROWS);
+    int32_t * scales = (int32_t *) (d + 2 * per_unit(k));
+    const tile t = { memory, d, d + per_unit(k), scales, scales + per_group(k) };
     const char * rows[TILE_ROWS];
     for (int i = 0; i < TILE_ROWS; ++i) {
         rows[i] = x + (row + std::min(i, n_rows - 1)) * src0->nb[1];

@@ -5,18 +5,12 @@
 
 #include "small-batch-kernels.h"
 
-#include <utility>
-
 namespace {
 
-// ---- blocks of 32: the lanes of ggml_vec_dot_q8_0_q8_0, so that Q8_0 gives what upstream's single columns give
-
-#ifdef SB_512
-constexpr int VECS = 2; // two rows in each
-#else
-constexpr int VECS = 4; // one row in each
-#endif
-constexpr int VEC_ROWS = GROUP / VECS;
+// ---- A lane is a row
+//
+// The integer sum of a block is exact, however it is added up. What an output takes in of it is rounded as in multiply() of
+// large-batch-kernels.h, in the order of blocks: so no bit depends on the number of columns, nor on the kernel.
 
 // The integer dot product takes an unsigned and a signed operand.
 #if defined(SB_512) || defined(__AVXVNNI__)
@@ -61,23 +55,110 @@ SB_INLINE ivec dot_32(ivec x, ivec prepared, ivec y) {
 
 #endif
 
-// Whether one product has the scales of all rows, times the column's. Of more columns that is more work for CPUs that
-// multiply and permute in the same units.
 #ifdef SB_512
-template <class T, int n> constexpr bool FEW = n <= 2 && T::HALVES;
+SB_INLINE ivec load_16(const char * y) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *) y)); }
 #else
-template <class T, int n> constexpr bool FEW = false;
+SB_INLINE ivec load_16(const char * y) { return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *) y)); }
 #endif
 
-template <class T> SB_INLINE fvec scales_of_blocks(const char * a, const char * b, int64_t i) {
-    if constexpr (T::HALVES) {
-        return halves(T::half(T::at(a, i)), T::half(T::at(b, i)));
-    } else {
-        return T::scales(a, b, i);
+// registers in which a group of LANES rows is multiplied, 4 ints to a row
+constexpr int QUARTERS = 4;
+
+// keeps weights in memory, where there are no registers for them beside the columns
+template <int n> SB_INLINE void to_stack(ivec (&x)[n]) {
+#ifndef SB_512
+    __asm__("" : "+m"(x));
+#endif
+    (void) x;
+}
+
+// Rows [begin, end), R at a time; what is left over stands in all places of a group. group(x, x_stride, result).
+template <int n, int R, typename F> SB_INLINE void rows_by_group(const product & p, int64_t begin, int64_t end, F group) {
+    for (int64_t first = begin; first < end; first += R) {
+        float result[n][R];
+        const int n_rows = (int) std::min<int64_t>(R, end - first);
+        if (n_rows == R) {
+            group(p.x + first * p.x_stride, p.x_stride, result);
+            SB_UNROLL for (int j = 0; j < n; ++j) {
+                memcpy(p.dst[j] + first, result[j], sizeof(result[j]));
+            }
+            continue;
+        }
+        for (int i = 0; i < n_rows; ++i) {
+            group(p.x + (first + i) * p.x_stride, 0, result);
+            for (int j = 0; j < n; ++j) {
+                p.dst[j][first + i] = result[j][0];
+            }
+        }
     }
 }
 
-// GROUP rows, or one in all places, to p.dst[j] + first
+// LANES rows from x on times n columns. prepare(x) reads the block of each row; dot(j, y) is its product with column j.
+template <class T, int n, typename P, typename D>
+SB_INLINE void group_of_lanes(const product & p, const char * x, size_t x_stride, float (*result)[LANES], P prepare, D dot) {
+    fvec acc[n];
+    SB_UNROLL for (int j = 0; j < n; ++j) {
+        acc[j] = SB(setzero_ps)();
+    }
+    columns y = p.y;
+    const char * next = x + LANES * x_stride; // hardware prefetchers lose track of several short rows
+    for (int64_t i = 0; i < p.n_units; ++i, x += sizeof(typename T::block), next += LANES * sizeof(typename T::block)) {
+        SB_UNROLL for (size_t b = 0; b < LANES * sizeof(typename T::block); b += 64) {
+            _mm_prefetch(next + b, _MM_HINT_T0);
+        }
+        prepare(x);
+        const fvec d = T::scales(x, x_stride);
+        fvec mins = d;
+        if constexpr (HAS_MIN<T>) {
+            mins = T::mins(x, x_stride);
+        }
+        unrolled<n>([&](auto j) __attribute__((always_inline)) {
+            const fvec sum = SB(cvtepi32_ps)(dot(j, y));
+            acc[j] = SB(fmadd_ps)(SB(mul_ps)(sum, d), SB(set1_ps)(y.scales[j]), acc[j]);
+            if (HAS_MIN<T>) {
+                acc[j] = SB(fmadd_ps)(mins, SB(set1_ps)(y.sums[j]), acc[j]);
+            }
+        });
+        y.y += n * QK8_0, y.sums += n, y.scales += n;
+    }
+    SB_UNROLL for (int j = 0; j < n; ++j) {
+        SB(storeu_ps)(result[j], acc[j]);
+    }
+}
+
+template <class T, int n> void rows_bytes(const product & p, int64_t begin, int64_t end) {
+    rows_by_group<n, LANES>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[LANES]) {
+        ivec quants[2 * QUARTERS], prepared[2 * QUARTERS];
+        group_of_lanes<T, n>(p, x, x_stride, result, [&](const char * own) __attribute__((always_inline)) {
+            SB_UNROLL for (int r = 0; r < 2 * QUARTERS; ++r) { // the first 16 weights of rows, then the others
+                const char * row = own + r % QUARTERS * x_stride + offsetof(typename T::block, qs);
+                quants[r]   = rows_of_16(row + r / QUARTERS * 16, QUARTERS * x_stride);
+                prepared[r] = prepare_rows(quants[r]);
+            }
+            if (n > 1) {
+                to_stack(prepared);
+            }
+        }, [&](int j, const columns & y) __attribute__((always_inline)) {
+            const ivec a = load_16(y.y + QK8_0 * j), b = load_16(y.y + QK8_0 * j + 16);
+            ivec sums[QUARTERS];
+            SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
+                sums[v] = SB(add_epi32)(dot_32(quants[v], prepared[v], a), dot_32(quants[v + QUARTERS], prepared[v + QUARTERS], b));
+            }
+            return sums_of_fours<INT16_MAX + 1>(sums);
+        });
+    });
+}
+
+// ---- two scales to a block (NVFP4): lanes of a row are added up at its end. No other kernel has this type.
+
+#ifdef SB_512
+constexpr int VECS = 2; // two rows in each
+#else
+constexpr int VECS = 4; // one row in each
+#endif
+constexpr int VEC_ROWS = GROUP / VECS;
+
+// GROUP rows, or one in all places
 template <class T, int n> SB_INLINE void group_32(const product & p, const char * x, size_t x_stride, float (*result)[GROUP]) {
     fvec acc[n][VECS];
     SB_UNROLL for (int i = 0; i < n * VECS; ++i) {
@@ -86,37 +167,19 @@ template <class T, int n> SB_INLINE void group_32(const product & p, const char 
     columns y = p.y;
     const char * next = x + GROUP * x_stride;
     for (int64_t i = 0; i < p.n_units; ++i) {
-        // hardware prefetchers lose track of several short rows
         _mm_prefetch(next, _MM_HINT_T0);
         if (GROUP * sizeof(typename T::block) > 64) {
             _mm_prefetch(next + 64, _MM_HINT_T0);
         }
         next += GROUP * x_stride / p.n_units;
-
-        __m128 by_row[n];
-        if constexpr (FEW<T, n>) {
-            const __m128 d = four_halves([&](int r) { return T::half(T::at(x + r * x_stride, i)); });
-            SB_UNROLL for (int j = 0; j < n; ++j) {
-                by_row[j] = _mm_mul_ps(d, _mm_set1_ps(y.scales[j]));
-            }
-        }
         SB_UNROLL for (int v = 0; v < VECS; ++v) {
             const char * a = x + (VEC_ROWS * v) * x_stride;
             const char * b = x + (VEC_ROWS * v + VEC_ROWS - 1) * x_stride;
             const ivec q = T::quants(a, b, i), prepared = prepare_rows(q);
-            fvec d;
-            if constexpr (!FEW<T, n>) {
-                d = scales_of_blocks<T>(a, b, i);
-            }
+            const fvec d = T::scales(a, b, i);
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 const fvec sum = SB(cvtepi32_ps)(dot_32(q, prepared, load_col(y.y + QK8_0 * j)));
-                fvec by;
-                if constexpr (FEW<T, n>) {
-                    by = eight_each(by_row[j], v);
-                } else {
-                    by = SB(mul_ps)(d, SB(set1_ps)(y.scales[j]));
-                }
-                acc[j][v] = SB(fmadd_ps)(by, sum, acc[j][v]);
+                acc[j][v] = SB(fmadd_ps)(SB(mul_ps)(d, SB(set1_ps)(y.scales[j])), sum, acc[j][v]);
             }
         }
         y.y += n * QK8_0, y.scales += n;
@@ -134,40 +197,21 @@ template <class T, int n> SB_INLINE void group_32(const product & p, const char 
     }
 }
 
-// rows [begin, end), what is left over in all places of a group
-template <int n, typename F> SB_INLINE void rows_by_group(const product & p, int64_t begin, int64_t end, F group) {
-    for (int64_t first = begin; first < end; first += GROUP) {
-        float result[n][GROUP];
-        const int n_rows = (int) std::min<int64_t>(GROUP, end - first);
-        if (n_rows == GROUP) {
-            group(p.x + first * p.x_stride, p.x_stride, result);
-            SB_UNROLL for (int j = 0; j < n; ++j) {
-                _mm_storeu_ps(p.dst[j] + first, _mm_loadu_ps(result[j]));
-            }
-            continue;
-        }
-        for (int i = 0; i < n_rows; ++i) {
-            group(p.x + (first + i) * p.x_stride, 0, result);
-            for (int j = 0; j < n; ++j) {
-                p.dst[j][first + i] = result[j][0];
-            }
-        }
-    }
-}
-
 template <class T, int n> void rows_32(const product & p, int64_t begin, int64_t end) {
-    rows_by_group<n>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[GROUP]) {
+    rows_by_group<n, GROUP>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[GROUP]) {
         group_32<T, n>(p, x, x_stride, result);
     });
 }
 
-// a block as upstream has it; with MINS, its sum times the scale, which is rounded to 16 bits, as a part for each lane of a row
-template <bool MINS> SB_INLINE float quantize_block(const float * x, int8_t * y, float * sums, int lanes) {
+// ---- columns
+
+// a block as upstream has it; with MINS, its sum times the scale, which is rounded to 16 bits
+template <bool MINS> SB_INLINE float quantize_block(const float * x, int8_t * y, float * sum) {
     if constexpr (MINS) {
         block_q8_1 block;
         quantize_row_q8_1(x, &block, QK8_1);
         memcpy(y, block.qs, QK8_1);
-        *sums = GGML_CPU_FP16_TO_FP32(block.data.data.s) / lanes;
+        *sum = GGML_CPU_FP16_TO_FP32(block.data.data.s);
         return GGML_CPU_FP16_TO_FP32(block.data.data.d);
     }
     block_q8_0 block;
@@ -178,7 +222,7 @@ template <bool MINS> SB_INLINE float quantize_block(const float * x, int8_t * y,
 
 void prepare_32(const float * x, char * y, float *, float * scale) {
     int8_t quants[QK8_0];
-    *scale = quantize_block<false>(x, quants, nullptr, 0);
+    *scale = quantize_block<false>(x, quants, nullptr);
     const __m256i q = _mm256_loadu_si256((const __m256i *) quants);
     _mm256_store_si256((__m256i *) y, _mm256_add_epi8(q, _mm256_set1_epi8(COL_OFFSET)));
 }
@@ -204,100 +248,53 @@ template <bool is_signed, bool alone> SB_INLINE ivec dot_nibbles(ivec sum, ivec 
 }
 #endif
 
-#ifdef SB_512
-SB_INLINE ivec load_16(const char * y) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *) y)); }
-#else
-SB_INLINE ivec load_16(const char * y) { return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *) y)); }
-#endif
-
-// rows in a register, and registers of a group
-constexpr int ROWS = sizeof(ivec) / 16, REGISTERS = GROUP / ROWS;
-
-template <int n> SB_INLINE void sums_of_rows(const fvec (*acc)[REGISTERS], float (*result)[GROUP]) {
-    SB_UNROLL for (int j = 0; j < n; ++j) {
-        SB_UNROLL for (int v = 0; v < REGISTERS; ++v) {
-            fvec sum = SB(add_ps)(acc[j][v], SB(shuffle_ps)(acc[j][v], acc[j][v], 0xEE));
-            sum = SB(add_ps)(sum, SB(movehdup_ps)(sum));
-            float lanes[sizeof(fvec) / sizeof(float)];
-            SB(storeu_ps)(lanes, sum);
-            SB_UNROLL for (int r = 0; r < ROWS; ++r) {
-                result[j][v * ROWS + r] = lanes[4 * r];
-            }
-        }
-    }
-}
-
-// f(0) to f(n - 1); GCC leaves large bodies a loop, and arrays that it indexes in memory
-template <typename F, int... i> SB_INLINE void unrolled(F f, std::integer_sequence<int, i...>) {
-    (f(std::integral_constant<int, i>()), ...);
-}
-template <int n, typename F> SB_INLINE void unrolled(F f) {
-    unrolled(f, std::make_integer_sequence<int, n>());
-}
-
-// GROUP rows from x on, or one in all places; its lanes are 4 to a row
-template <class T, int n> SB_INLINE void group_nibbles(const product & p, const char * x, size_t x_stride, float (*result)[GROUP]) {
-    fvec acc[n][REGISTERS];
-    SB_UNROLL for (int i = 0; i < n * REGISTERS; ++i) {
-        acc[i / REGISTERS][i % REGISTERS] = SB(setzero_ps)();
-    }
-    columns y = p.y;
-    const char * next = x + GROUP * x_stride;
-    for (int64_t i = 0; i < p.n_units; ++i, x += sizeof(typename T::block), next += GROUP * sizeof(typename T::block)) {
-        _mm_prefetch(next, _MM_HINT_T0);
-        _mm_prefetch(next + 64, _MM_HINT_T0);
-        __m128 scales = T::scales(x, x_stride), mins = scales;
-        if constexpr (HAS_MIN<T>) {
-            mins = T::mins(x, x_stride);
-        }
-        if (n == 1) {
-            scales = _mm_mul_ps(scales, _mm_set1_ps(y.scales[0]));
-        }
-        unrolled<REGISTERS>([&](auto v) __attribute__((always_inline)) {
-            const char * own = x + v * ROWS * x_stride;
-            const ivec both = rows_of_16(own + offsetof(typename T::block, qs), x_stride), low4 = SB(set1_epi8)(15);
-            ivec low  = T::values(SB_AND(both, low4));
-            ivec high = T::values(SB_AND(SB(srli_epi16)(both, 4), low4));
-            if constexpr (T::FIFTH) {
-                const ivec bits = rows_of_16(own + offsetof(typename T::block, qh), x_stride);
-                low  = with_fifth_bits<false>(low, bits);
-                high = with_fifth_bits<true>(high, bits);
-            }
-            const fvec d    = four_each(scales, v);
-            unrolled<n>([&](auto j) __attribute__((always_inline)) {
-                int32_t bias = 0;
-                if (T::BIAS) {
-                    memcpy(&bias, y.sums + j, sizeof(bias));
-                }
-                const char * q = y.y + QK8_0 * j;
-                const ivec sum = dot_nibbles<IS_SIGNED<T>, n == 1>(SB(set1_epi32)(bias), low, load_16(q), high, load_16(q + 16));
-                const fvec by = n == 1 ? d : SB(mul_ps)(d, SB(set1_ps)(y.scales[j]));
-                acc[j][v] = SB(fmadd_ps)(by, SB(cvtepi32_ps)(sum), acc[j][v]);
-                if (HAS_MIN<T>) {
-                    acc[j][v] = SB(fmadd_ps)(four_each(mins, v), SB(set1_ps)(y.sums[j]), acc[j][v]);
-                }
-            });
-        });
-        y.y += n * QK8_0, y.sums += n, y.scales += n;
-    }
-    sums_of_rows<n>(acc, result);
-}
-
 template <class T, int n> void rows_nibbles(const product & p, int64_t begin, int64_t end) {
-    rows_by_group<n>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[GROUP]) {
-        group_nibbles<T, n>(p, x, x_stride, result);
+    rows_by_group<n, LANES>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[LANES]) {
+        ivec low[QUARTERS], high[QUARTERS];
+        group_of_lanes<T, n>(p, x, x_stride, result, [&](const char * own) __attribute__((always_inline)) {
+            const ivec low4 = SB(set1_epi8)(15);
+            SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
+                const char * row = own + v * x_stride;
+                const ivec both = rows_of_16(row + offsetof(typename T::block, qs), QUARTERS * x_stride);
+                low [v] = T::values(SB_AND(both, low4));
+                high[v] = T::values(SB_AND(SB(srli_epi16)(both, 4), low4));
+                if constexpr (T::FIFTH) {
+                    const ivec bits = rows_of_16(row + offsetof(typename T::block, qh), QUARTERS * x_stride);
+                    low [v] = with_fifth_bits<false>(low [v], bits);
+                    high[v] = with_fifth_bits<true> (high[v], bits);
+                }
+            }
+            if (n > 2) {
+                to_stack(low);
+                to_stack(high);
+            }
+        }, [&](int j, const columns & y) __attribute__((always_inline)) {
+            const char * q = y.y + QK8_0 * j;
+            const ivec a = load_16(q), b = load_16(q + 16);
+            ivec sums[QUARTERS];
+            SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
+                sums[v] = dot_nibbles<IS_SIGNED<T>, n == 1>(SB(set1_epi32)(0), low[v], a, high[v], b);
+            }
+            ivec sum = sums_of_fours<8 * 127 * T::MOST>(sums);
+            if (T::BIAS) {
+                int32_t bias;
+                memcpy(&bias, y.sums + j, sizeof(bias));
+                sum = SB(add_epi32)(sum, SB(set1_epi32)(bias));
+            }
+            return sum;
+        });
     });
 }
 
-// the block and, as an int, what the bias adds in each of the 4 lanes of a row; or with MINS its sum for each of them
+// the block and, as an int, what the bias adds to its sum; or with MINS its own sum
 template <class T> void prepare_nibbles(const float * x, char * y, float * sums, float * scale) {
-    *scale = quantize_block<HAS_MIN<T>>(x, (int8_t *) y, sums, 4);
+    *scale = quantize_block<HAS_MIN<T>>(x, (int8_t *) y, sums);
     if (!HAS_MIN<T>) {
         int32_t sum = 0;
         for (int i = 0; i < QK8_0; ++i) {
             sum += y[i];
         }
-        sum *= -T::BIAS / 4;
+        sum *= -T::BIAS;
         memcpy(sums, &sum, sizeof(sum));
     }
 }

@@ -8,41 +8,56 @@
 #include "quants.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace {
 
-constexpr int64_t TILE_BYTES = 24 * 1024;  // of columns
-constexpr size_t  PREFETCH   = 4096;       // bytes ahead: the hardware's prefetchers keep less
+// The integer sum of a super-block is exact, however it is added up. What an output takes in of it is rounded as in multiply_256()
+// of large-batch-kernels.h, in the order of blocks: so no bit depends on the number of columns, nor on the kernel.
 
-// What a lane adds up, and in which order, depends neither on the number of columns nor on the row's place: so the
-// results are those of each column alone, bit for bit.
-
-// Rows [begin, end). add(x, n_rows, y, n_units, acc) adds n_units of some rows from x on, times the columns at y, to
-// acc[n_rows][n]. Columns that are longer than a first-level cache are gone through in tiles, with a group of rows each.
-template <class T, int n, typename F> SB_INLINE void each_group(const product & p, size_t y_bytes, int n_sums, int64_t begin, int64_t end, F add) {
-    const int64_t tile = TILE_BYTES / (n * y_bytes);
-    for (int64_t first = begin; first < end; first += GROUP) {
-        fvec acc[GROUP][n];
-        const int n_rows = (int) std::min<int64_t>(GROUP, end - first);
-        SB_UNROLL for (int i = 0; i < GROUP * n; ++i) {
-            acc[i / n][i % n] = SB(setzero_ps)();
-        }
-        for (int64_t u = 0; u < p.n_units; u += tile) {
-            const columns y = { p.y.y + u * n * y_bytes, p.y.sums + u * n * n_sums, p.y.scales + u * n };
-            const typename T::block * x = (const typename T::block *) (p.x + first * p.x_stride);
-            add((const char *) (x + u), n_rows, y, std::min(tile, p.n_units - u), acc);
-        }
-        SB_UNROLL for (int j = 0; j < n; ++j) {
-            const __m128 sums = reduce(acc[0][j], acc[1][j], acc[2][j], acc[3][j]);
-            if (n_rows == GROUP) {
-                _mm_storeu_ps(p.dst[j] + first, sums);
-            } else {
-                alignas(16) float some[GROUP];
-                _mm_store_ps(some, sums);
-                std::copy(some, some + n_rows, p.dst[j] + first);
-            }
-        }
+// Lane 4 l + v is the sum of the ints in 128 bits l of x[v], which are at most `most`: what 16 bits hold is added in pairs.
+template <int most> SB_INLINE ivec sums_of_fours(const ivec * x) {
+    const ivec ones = SB(set1_epi16)(1);
+    ivec two[2];
+    SB_UNROLL for (int i = 0; i < 2; ++i) {
+        const ivec a = x[2 * i], b = x[2 * i + 1];
+        two[i] = most < 32768 ? SB(madd_epi16)(SB(packs_epi32)(a, b), ones) : SB(add_epi32)(SB(unpacklo_epi32)(a, b), SB(unpackhi_epi32)(a, b));
     }
+    if (2 * most < 32768) {
+        return SB(madd_epi16)(SB(packs_epi32)(two[0], two[1]), ones);
+    }
+    if (most < 32768) {
+        const fvec a = (fvec) two[0], b = (fvec) two[1];
+        return SB(add_epi32)((ivec) SB(shuffle_ps)(a, b, 0x88), (ivec) SB(shuffle_ps)(a, b, 0xDD));
+    }
+    return SB(add_epi32)(SB(unpacklo_epi64)(two[0], two[1]), SB(unpackhi_epi64)(two[0], two[1]));
+}
+
+// 4 ints to a row of a and b, which have 8
+SB_INLINE ivec halves_added(ivec a, ivec b) {
+#ifdef SB_512
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
+#else
+    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+#endif
+}
+
+// a lane for each of LANES registers: the sum of its ints
+SB_INLINE ivec sums_of(const ivec * x) {
+    const auto eight = [&](int i) { return halves_added(sums_of_fours<INT16_MAX + 1>(x + i), sums_of_fours<INT16_MAX + 1>(x + i + 4)); };
+#ifdef SB_512
+    return halves_added(eight(0), eight(8));
+#else
+    return eight(0);
+#endif
+}
+
+// f(0) to f(n - 1); GCC leaves large bodies a loop, and arrays that it indexes in memory
+template <typename F, int... i> SB_INLINE void unrolled(F f, std::integer_sequence<int, i...>) {
+    (f(std::integral_constant<int, i>()), ...);
+}
+template <int n, typename F> SB_INLINE void unrolled(F f) {
+    unrolled(f, std::make_integer_sequence<int, n>());
 }
 
 // ---- super-blocks of 256
@@ -81,37 +96,6 @@ SB_INLINE ivec dot(ivec sum, bytes x, __mmask64 negative, bool is_signed, const 
         b = _mm512_mask_sub_epi8(b, negative, _mm512_setzero_si512(), b);
     }
     return _mm512_dpwssd_epi32(sum, _mm512_maddubs_epi16(x, b), scales);
-}
-
-// What biases and minima take away: floats of groups of 16; or of groups of 32 each once, then zeros.
-template <class T> struct offsets {
-    floats by;
-    SB_INLINE floats of(const typename T::block & b, shorts scales, shorts mins, float d) {
-        float by = T::BIAS * d;
-        if constexpr (HAS_MIN<T>) {
-            scales = mins;
-            by = T::dmin(b);
-        }
-        if (T::OWN_SCALE == 16) {
-            return scaled(scales, by);
-        }
-        return zero_extended(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srai_epi32(scales, 16)), _mm256_set1_ps(by)));
-    }
-    offsets(const typename T::block & b, shorts scales, shorts mins, float d) : by(of(b, scales, mins, d)) {}
-    ivec begin(const float *) const { return _mm512_setzero_si512(); }
-    fvec end(fvec acc, const float * sums, float) const {
-        return HAS_MIN<T> || T::BIAS ? _mm512_fnmadd_ps(by, _mm512_load_ps(sums), acc) : acc;
-    }
-};
-
-template <int OWN_SCALE> SB_INLINE void set_sums(float * sums, int i, int32_t a, int32_t b, float scale) {
-    if (OWN_SCALE == 32) {
-        sums[i] = scale * (a + b);
-        sums[i + 8] = 0;
-    } else {
-        sums[2 * i + 0] = scale * a;
-        sums[2 * i + 1] = scale * b;
-    }
 }
 
 template <class T, int n, int v> SB_INLINE void step(const typename T::block & b, const scales_of_block<T> & scales, const char * y, ivec * sum) {
@@ -163,43 +147,6 @@ SB_INLINE ivec dot_256(ivec sum, __m256i x, __m256i sign, bool is_signed, const 
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, b), scales));
 }
 
-// What biases and minima take away: products of shorts, with sums of 16 quants. A bias goes into the sums of products. Quants
-// whose signs go to the columns have none.
-template <class T> struct offsets {
-    static constexpr int BIAS = T::FORMULA == formula::GRID_SIGNS ? 0 : T::BIAS;
-    shorts by;
-    float dmin;
-    SB_INLINE float dmin_of(const typename T::block & b) {
-        if constexpr (HAS_MIN<T>) {
-            return T::dmin(b);
-        }
-        return (void) b, 0.0f;
-    }
-    SB_INLINE shorts of(const typename T::block & b, shorts scales, shorts mins) {
-        if constexpr (T::FORMULA == formula::GRID_OFFSETS) {
-            return T::offsets(b, scales);
-        }
-        return (void) b, HAS_MIN<T> ? mins : _mm256_mullo_epi16(scales, _mm256_set1_epi16(-BIAS));
-    }
-    offsets(const typename T::block & b, shorts scales, shorts mins, float) : by(of(b, scales, mins)), dmin(dmin_of(b)) {}
-    ivec begin(const float * sums) const {
-        const shorts own = _mm256_load_si256((const __m256i *) sums);
-        return BIAS ? _mm256_madd_epi16(by, own) : _mm256_setzero_si256();
-    }
-    fvec end(fvec acc, const float * sums, float y_scale) const {
-        if (!HAS_MIN<T>) {
-            return acc;
-        }
-        const ivec sum = _mm256_madd_epi16(by, _mm256_load_si256((const __m256i *) sums));
-        return _mm256_fnmadd_ps(_mm256_set1_ps(dmin * y_scale), _mm256_cvtepi32_ps(sum), acc);
-    }
-};
-
-template <int> SB_INLINE void set_sums(float * sums, int i, int32_t a, int32_t b, float) {
-    const int16_t both[2] = { (int16_t) a, (int16_t) b };
-    memcpy((char *) sums + i * sizeof(both), both, sizeof(both));
-}
-
 template <class T, int n, int v> SB_INLINE void step(const typename T::block & b, const scales_of_block<T> & scales, const char * y, ivec * sum) {
     bytes x, sign;
     if constexpr (T::FORMULA == formula::GRID_SIGNS) { // a column takes them: to make weights signed takes one column longer
@@ -224,51 +171,93 @@ template <class T, int n, int v> SB_INLINE void step(const typename T::block & b
 
 #endif
 
-template <class T, int n> SB_INLINE void add_256(const typename T::block * x, columns y, int64_t n_units, fvec * result) {
-    fvec acc[n];
-    SB_UNROLL for (int j = 0; j < n; ++j) {
-        acc[j] = result[j];
+// What biases and minima take away, in products of shorts, with sums of 16 quants. Quants whose signs go to the columns have no bias.
+template <class T> SB_INLINE shorts offsets_of(const typename T::block & b, shorts scales, shorts mins) {
+#ifndef SB_512
+    if constexpr (T::FORMULA == formula::GRID_OFFSETS) {
+        return T::offsets(b, scales);
     }
-    for (int64_t i = 0; i < n_units; ++i) {
-        SB_UNROLL for (size_t b = 0; b < sizeof(x[i]); b += 64) {
-            _mm_prefetch((const char *) (x + i) + PREFETCH + b, _MM_HINT_T0);
-        }
-        shorts scales, mins = _mm256_setzero_si256();
-        T::groups(x[i], scales, mins);
-        const float d = T::d(x[i]);
-        const scales_of_block<T> each = multipliers<T>(scales);
-        const offsets<T> less(x[i], scales, mins, d);
-
-        ivec sum[n];
-        SB_UNROLL for (int j = 0; j < n; ++j) {
-            sum[j] = less.begin(y.sums + 16 * j);
-        }
-        step<T, n, 0>(x[i], each, y.y, sum);
-        step<T, n, 1>(x[i], each, y.y, sum);
-        step<T, n, 2>(x[i], each, y.y, sum);
-        step<T, n, 3>(x[i], each, y.y, sum);
-
-        SB_UNROLL for (int j = 0; j < n; ++j) {
-            const fvec by = SB(mul_ps)(SB(set1_ps)(d), SB(set1_ps)(y.scales[j]));
-            acc[j] = less.end(SB(fmadd_ps)(by, SB(cvtepi32_ps)(sum[j]), acc[j]), y.sums + 16 * j, y.scales[j]);
-        }
-        y.y += n * QK_K, y.sums += n * 16, y.scales += n;
-    }
-    SB_UNROLL for (int j = 0; j < n; ++j) {
-        result[j] = acc[j];
-    }
+#endif
+    return (void) b, HAS_MIN<T> ? mins : _mm256_mullo_epi16(scales, _mm256_set1_epi16(T::BIAS));
 }
+#ifdef SB_512
+template <class T> constexpr bool BIASED = T::BIAS != 0;
+SB_INLINE ivec widened(__m256i x) { return _mm512_zextsi256_si512(x); }
+#else
+template <class T> constexpr bool BIASED = T::BIAS != 0 && T::FORMULA != formula::GRID_SIGNS;
+SB_INLINE ivec widened(__m256i x) { return x; }
+#endif
 
 template <class T, int n> void rows_256(const product & p, int64_t begin, int64_t end) {
-    each_group<T, n>(p, QK_K, 16, begin, end, [&](const char * x, int n_rows, columns y, int64_t n_units, fvec (*acc)[n]) {
-        for (int i = 0; i < n_rows; ++i) {
-            add_256<T, n>((const typename T::block *) (x + i * p.x_stride), y, n_units, acc[i]);
+    typedef typename T::block block;
+    for (int64_t first = begin; first < end; first += LANES) {
+        const int n_rows = (int) std::min<int64_t>(LANES, end - first);
+        const block * rows[LANES]; // the last one stands for those that there are not
+        for (int r = 0; r < LANES; ++r) {
+            rows[r] = (const block *) (p.x + (first + std::min(r, n_rows - 1)) * p.x_stride);
         }
-    });
+        columns y = p.y;
+        fvec acc[n];
+        SB_UNROLL for (int j = 0; j < n; ++j) {
+            acc[j] = SB(setzero_ps)();
+        }
+        for (int64_t u = 0; u < p.n_units; ++u) {
+            ivec dots[n][LANES], less[n][LANES];
+            int n_group = LANES;
+            __asm__("" : "+r"(n_group)); // a loop, since all their code takes longer
+            SB_UNROLL_2 for (int r = 0; r < n_group; ++r) {
+                const block & x = rows[r][u];
+                SB_UNROLL for (size_t b = 0; b < sizeof(block); b += 64) {
+                    _mm_prefetch((const char *) &x + LANES * p.x_stride + b, _MM_HINT_T0);
+                }
+                shorts scales, mins = _mm256_setzero_si256();
+                T::groups(x, scales, mins);
+                const scales_of_block<T> each = multipliers<T>(scales);
+                const shorts by = offsets_of<T>(x, scales, mins);
+                ivec sum[n];
+                SB_UNROLL for (int j = 0; j < n; ++j) {
+                    sum[j] = SB(set1_epi32)(0);
+                }
+                step<T, n, 0>(x, each, y.y, sum);
+                step<T, n, 1>(x, each, y.y, sum);
+                step<T, n, 2>(x, each, y.y, sum);
+                step<T, n, 3>(x, each, y.y, sum);
+                SB_UNROLL for (int j = 0; j < n; ++j) {
+                    const ivec offset = HAS_MIN<T> || BIASED<T> ? widened(_mm256_madd_epi16(by, load_256(y.sums + 16 * j))) : SB(set1_epi32)(0);
+                    dots[j][r] = HAS_MIN<T> ? sum[j] : SB(sub_epi32)(sum[j], offset); // a bias belongs to the products
+                    if (HAS_MIN<T>) {
+                        less[j][r] = offset;
+                    }
+                }
+            }
+            const auto of_rows = [&](auto half) { return lanes_of_halves([&](int r) { return half(rows[r][u]); }); };
+            const fvec d = SB(mul_ps)(of_rows(T::d), SB(set1_ps)(T::FACTOR));
+            fvec dmin = d;
+            if constexpr (HAS_MIN<T>) {
+                dmin = of_rows(T::dmin);
+            }
+            SB_UNROLL for (int j = 0; j < n; ++j) {
+                const fvec scale = SB(set1_ps)(y.scales[j]);
+                const auto of = [](const ivec * x) __attribute__((always_inline)) { return SB(cvtepi32_ps)(sums_of(x)); };
+                acc[j] = SB(fmadd_ps)(SB(mul_ps)(d, scale), of(dots[j]), acc[j]);
+                if (HAS_MIN<T>) {
+                    acc[j] = SB(fnmadd_ps)(SB(mul_ps)(dmin, scale), of(less[j]), acc[j]);
+                }
+            }
+            y.y += n * QK_K, y.sums += n * 16, y.scales += n;
+        }
+        SB_UNROLL for (int j = 0; j < n; ++j) {
+            float some[LANES];
+            SB(storeu_ps)(n_rows == LANES ? p.dst[j] + first : some, acc[j]);
+            if (n_rows < LANES) {
+                std::copy(some, some + n_rows, p.dst[j] + first);
+            }
+        }
+    }
 }
 
-// 256 floats as quantize_row_q8_K_ref has them, and sums of each 16 or 32, as offsets wants them
-template <int OWN_SCALE = 16, bool SPLIT = false> void prepare_256(const float * x, char * y, float * sums, float * scale) {
+// 256 floats as quantize_row_q8_K_ref has them, and sums of each 16, as shorts
+template <bool SPLIT = false> void prepare_256(const float * x, char * y, float * sums, float * scale) {
     __m256 most = _mm256_loadu_ps(x), least = most;
     for (int i = 8; i < QK_K; i += 8) {
         most  = _mm256_max_ps(most,  _mm256_loadu_ps(x + i));
@@ -305,7 +294,8 @@ template <int OWN_SCALE = 16, bool SPLIT = false> void prepare_256(const float *
         sum = _mm256_hadd_epi32(sum, sum);
         sum = _mm256_hadd_epi32(sum, sum);
         const int32_t a = _mm256_extract_epi32(sum, 0), b = _mm256_extract_epi32(sum, 4);
-        set_sums<OWN_SCALE>(sums, i / 32, a, b, *scale);
+        const int16_t both[2] = { (int16_t) a, (int16_t) b };
+        memcpy((char *) sums + i / 32 * sizeof(both), both, sizeof(both));
     }
 }
 

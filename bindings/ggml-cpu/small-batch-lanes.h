@@ -1,6 +1,6 @@
 #pragma once
 
-// The kernel of small-batch.cpp for Q4_K on AVX2: some rows times 1 to 8 columns, where a lane is a row. No sums go across lanes,
+// The kernel of small-batch.cpp for Q4_K and Q5_K on AVX2: some rows times 1 to 8 columns, where a lane is a row. No sums go across lanes,
 // and as many pairs of products are added as 16 bits hold before a scale is applied to them.
 
 #include "small-batch-kernels.h"
@@ -48,9 +48,9 @@ template <int a, int b> SB_INLINE __m256i shorts_of(__m256i x) {
     return _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(_mm_setr_epi32(at, at + next, at + 2 * next, at + 3 * next)));
 }
 
-// A block of Q4_K of each row. A step has weights 64 s to 64 s + 63: the first 32 are low nibbles, four of each row in a register.
-struct lanes_q4_K {
-    typedef block_q4_K block;
+// A block of each row. A step has weights 64 s to 64 s + 63: the first 32 are low nibbles, four of each row in a register.
+template <typename B> struct lanes_with_mins {
+    typedef B block;
 
     __m256i quants[8]; // of a step
     __m256i scales[8]; // of 32 weights: shorts, each twice
@@ -81,36 +81,64 @@ struct lanes_q4_K {
         dmin = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
     }
 
-    inline __attribute__((always_inline)) void step(const char * const * rows, size_t at, int s) {
-        lanes_of_32(rows, at + offsetof(block, qs) + 32 * s, quants);
-    }
     inline __attribute__((always_inline)) __m256i low(int k) const { return _mm256_and_si256(quants[k], _mm256_set1_epi8(15)); }
     inline __attribute__((always_inline)) __m256i high(int k) const {
         return _mm256_and_si256(_mm256_srli_epi16(quants[k], 4), _mm256_set1_epi8(15));
     }
 };
 
+struct lanes_q4_K : lanes_with_mins<block_q4_K> {
+    static constexpr int CHAIN = 8; // of at most 2 * 15 * 127
+
+    inline __attribute__((always_inline)) void step(const char * const * rows, size_t at, int s) {
+        lanes_of_32(rows, at + offsetof(block, qs) + 32 * s, quants);
+    }
+};
+
+struct lanes_q5_K : lanes_with_mins<block_q5_K> {
+    static constexpr int CHAIN = 4; // of at most 2 * 31 * 127
+
+    __m256i fifth[8]; // bits: the lowest ones of low nibbles, the next of high ones
+
+    inline __attribute__((always_inline)) void step(const char * const * rows, size_t at, int s) {
+        if (s == 0) {
+            lanes_of_32(rows, at + offsetof(block, qh), fifth);
+        }
+        SB_UNROLL for (int k = 0; k < 8 && s; ++k) {
+            fifth[k] = _mm256_srli_epi16(fifth[k], 2);
+        }
+        lanes_of_32(rows, at + offsetof(block, qs) + 32 * s, quants);
+    }
+    inline __attribute__((always_inline)) __m256i low(int k) const {
+        return _mm256_or_si256(lanes_with_mins::low(k), _mm256_and_si256(_mm256_slli_epi16(fifth[k], 4), _mm256_set1_epi8(16)));
+    }
+    inline __attribute__((always_inline)) __m256i high(int k) const {
+        return _mm256_or_si256(lanes_with_mins::high(k), _mm256_and_si256(_mm256_slli_epi16(fifth[k], 3), _mm256_set1_epi8(16)));
+    }
+};
+
 // ---- the product
 
-SB_INLINE void add_pairs(__m256i & sum, __m256i x, const char * y, bool first) {
-    const __m256i pairs = _mm256_maddubs_epi16(x, four_bytes(y));
-    sum = first ? pairs : _mm256_add_epi16(sum, pairs); // 8 of at most 2 * 15 * 127
-    hold(sum);
+// weights 4 k to 4 k + 3 of 32, in their chain, which is multiplied by `scale` where it ends
+template <class T> SB_INLINE void add_pairs(__m256i & sum, __m256i & chain, int k, __m256i x, const char * y, const __m256i & scale) {
+    const __m256i pairs = _mm256_maddubs_epi16(x, four_bytes(y + 4 * k));
+    chain = k % T::CHAIN ? _mm256_add_epi16(chain, pairs) : pairs;
+    hold(chain);
+    if (k % T::CHAIN == T::CHAIN - 1) {
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(chain, scale));
+    }
 }
 
 // the first 32 weights of a step, and the others, of each row times n columns
-template <class T, int n> SB_INLINE void step(const T & x, int s, const char * y, __m256i * sum) {
+template <class T, int n> SB_INLINE void step(const T & x, const __m256i * scales, const char * y, __m256i * sum) {
     if (n > 4) { // one after the other: there are no registers for both
         SB_UNROLL for (int i = 0; i < 2; ++i) {
-            __m256i part[n];
+            __m256i chain[n];
             SB_UNROLL for (int k = 0; k < 8; ++k) {
                 const __m256i quants = i ? x.high(k) : x.low(k);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    add_pairs(part[j], quants, y + QK_K * j + 4 * k + 32 * i, k == 0);
+                    add_pairs<T>(sum[j], chain[j], k, quants, y + QK_K * j + 32 * i, scales[i]);
                 }
-            }
-            SB_UNROLL for (int j = 0; j < n; ++j) {
-                sum[j] = _mm256_add_epi32(sum[j], _mm256_madd_epi16(part[j], x.scales[2 * s + i]));
             }
         }
         return;
@@ -119,13 +147,9 @@ template <class T, int n> SB_INLINE void step(const T & x, int s, const char * y
     SB_UNROLL for (int k = 0; k < 8; ++k) {
         const __m256i x_low = x.low(k), x_high = x.high(k);
         SB_UNROLL for (int j = 0; j < n; ++j) {
-            add_pairs(low[j],  x_low,  y + QK_K * j + 4 * k,      k == 0);
-            add_pairs(high[j], x_high, y + QK_K * j + 4 * k + 32, k == 0);
+            add_pairs<T>(sum[j], low[j],  k, x_low,  y + QK_K * j,      scales[0]);
+            add_pairs<T>(sum[j], high[j], k, x_high, y + QK_K * j + 32, scales[1]);
         }
-    }
-    SB_UNROLL for (int j = 0; j < n; ++j) {
-        sum[j] = _mm256_add_epi32(sum[j], _mm256_add_epi32(_mm256_madd_epi16(low[j],  x.scales[2 * s]),
-                                                           _mm256_madd_epi16(high[j], x.scales[2 * s + 1])));
     }
 }
 
@@ -163,7 +187,7 @@ template <class T, int n> void rows_lanes(const product & p, int64_t begin, int6
                 if (n > 4) {
                     to_memory(x.quants);
                 }
-                step<T, n>(x, s, y.y + 64 * s, sum);
+                step<T, n>(x, x.scales + 2 * s, y.y + 64 * s, sum);
             }
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 const char * sums = (const char *) (y.sums + 16 * j);
@@ -189,7 +213,7 @@ template <class T, int n> void rows_lanes(const product & p, int64_t begin, int6
 
 // as prepare_256(), with sums of each 32 as shorts
 inline void prepare_lanes(const float * x, char * y, float * sums, float * scale) {
-    prepare_256<16>(x, y, sums, scale);
+    prepare_256(x, y, sums, scale);
     const __m256i two = _mm256_madd_epi16(load_256(sums), _mm256_set1_epi16(1));
     _mm_storeu_si128((__m128i *) sums, _mm_packs_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
 }

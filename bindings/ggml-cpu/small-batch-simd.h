@@ -14,8 +14,10 @@
 #define SB_INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define SB_UNROLL _Pragma("clang loop unroll(full)")
+#define SB_UNROLL_2 _Pragma("clang loop unroll_count(2)")
 #else
 #define SB_UNROLL _Pragma("GCC unroll 16")
+#define SB_UNROLL_2 _Pragma("GCC unroll 2")
 #endif
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
@@ -203,6 +205,22 @@ SB_INLINE bytes with_signs(bytes x, uint64_t signs) {
 
 // ---- for blocks of 32
 
+static constexpr int LANES = sizeof(ivec) / sizeof(int32_t);
+
+// a lane for each row
+template <typename F> SB_INLINE fvec lanes_of_halves(F half) {
+    const auto eight = [&](int i) {
+        return _mm_setr_epi16((short) half(i), (short) half(i + 1), (short) half(i + 2), (short) half(i + 3),
+                              (short) half(i + 4), (short) half(i + 5), (short) half(i + 6), (short) half(i + 7));
+    };
+#ifdef SB_512
+    return _mm512_cvtph_ps(_mm256_set_m128i(eight(8), eight(0)));
+#else
+    return _mm256_cvtph_ps(eight(0));
+#endif
+}
+
+
 #ifdef SB_512
 SB_INLINE ivec load_32(const void * a, const void * b) {
     return joined(_mm256_loadu_si256((const __m256i *) a), _mm256_loadu_si256((const __m256i *) b));
@@ -346,8 +364,6 @@ SB_INLINE __m128 reduce(const fvec & a, const fvec & b, const fvec & c, const fv
 #endif
 
 // ---- squares of 4-byte lanes
-
-static constexpr int LANES = sizeof(ivec) / sizeof(int32_t);
 
 #ifdef SB_512
 

@@ -39,18 +39,18 @@ SB_INLINE void scales_and_mins(const uint8_t * p, shorts & scales, shorts & mins
 
 struct type_k { // what most of them have in common
     static constexpr formula FORMULA = formula::BIAS;
-    static constexpr int MAX_COLS  = 16;  // beyond, the tiled kernels are as fast
     static constexpr int OWN_SCALE = 32;  // weights that share scale and min
     static constexpr int MOST      = 127; // of the quants
     static constexpr int BIAS      = 0;
+    static constexpr float FACTOR  = 1;   // of d
 };
 
 struct type_q4_K : type_k {
     typedef block_q4_K block;
     static constexpr int MOST = 15;
     static constexpr formula FORMULA = formula::MIN_SPLIT;
-    static float d   (const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
-    static float dmin(const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.dmin); }
+    static ggml_half d   (const block & b) { return b.data.data.d; }
+    static ggml_half dmin(const block & b) { return b.data.data.dmin; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) { scales_and_mins(b.scales, scales, mins); }
     template <int v> SB_INLINE bytes quants(const block & b) { return twice<0, 4, 0, 15>(b.qs + 32 * v); }
 
@@ -64,8 +64,8 @@ struct type_q5_K : type_k {
     typedef block_q5_K block;
     static constexpr int MOST = 31;
     static constexpr formula FORMULA = formula::MIN;
-    static float d   (const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
-    static float dmin(const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.dmin); }
+    static ggml_half d   (const block & b) { return b.data.data.d; }
+    static ggml_half dmin(const block & b) { return b.data.data.dmin; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) { scales_and_mins(b.scales, scales, mins); }
     template <int v> SB_INLINE bytes quants(const block & b) {
         return operator_or(twice<0, 4, 0, 15>(b.qs + 32 * v), twice<2 * v, 2 * v + 1, 4, 1>(b.qh));
@@ -77,8 +77,8 @@ struct type_q2_K : type_k {
     static constexpr int OWN_SCALE = 16;
     static constexpr int MOST = 3;
     static constexpr formula FORMULA = formula::MIN;
-    static float d   (const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
-    static float dmin(const block & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.dmin); }
+    static ggml_half d   (const block & b) { return b.data.data.d; }
+    static ggml_half dmin(const block & b) { return b.data.data.dmin; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) {
         const __m128i both = _mm_loadu_si128((const __m128i *) b.scales), low4 = _mm_set1_epi8(15);
         scales = _mm256_cvtepu8_epi16(_mm_and_si128(both, low4));
@@ -94,7 +94,7 @@ struct type_q3_K : type_k {
     static constexpr int OWN_SCALE = 16;
     static constexpr int MOST = 7;
     static constexpr int BIAS = 4;
-    static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         uint32_t u[3];
         memcpy(u, b.scales, sizeof(u));
@@ -113,7 +113,7 @@ struct type_q6_K : type_k {
     static constexpr int OWN_SCALE = 16;
     static constexpr int MOST = 63;
     static constexpr int BIAS = 32;
-    static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         scales = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *) b.scales));
     }
@@ -127,8 +127,7 @@ struct type_q6_K : type_k {
 struct type_iq4_xs : type_k {
     typedef block_iq4_xs block;
     static constexpr formula FORMULA = formula::SIGNED;
-    static constexpr int MAX_COLS = 8;
-    static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         uint32_t low;
         memcpy(&low, b.scales_l, sizeof(low));
@@ -148,7 +147,6 @@ struct type_iq4_xs : type_k {
 template <class T> struct type_grid : type_k {
     static constexpr formula FORMULA = formula::GRID_SIGNS;
     static constexpr int BIAS     = 64;
-    static constexpr int MAX_COLS = 8;
     template <int v, typename B> SB_INLINE bytes quants(const B & b) {
         return with_signs(T::template grid<v>(b), T::template signs<v>(b));
     }
@@ -188,7 +186,8 @@ SB_INLINE uint64_t signs_of_words(uint32_t a, uint32_t b) {
 
 struct type_iq2_xxs : type_grid<type_iq2_xxs> {
     typedef block_iq2_xxs block;
-    static float d(const block & b) { return 0.125f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) { return b.d; }
     static uint32_t aux(const block & b, int i32) { uint32_t u; memcpy(&u, b.qs + 4 * i32 + 2, sizeof(u)); return u; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) { // the odd words of 16
         const __m256i x = _mm256_loadu_si256((const __m256i *) b.qs), y = _mm256_loadu_si256((const __m256i *) b.qs + 1);
@@ -205,7 +204,8 @@ struct type_iq2_xxs : type_grid<type_iq2_xxs> {
 struct type_iq2_xs : type_grid<type_iq2_xs> {
     typedef block_iq2_xs block;
     static constexpr int OWN_SCALE = 16;
-    static float d(const block & b) { return 0.125f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         scales = odd_scales(_mm_loadl_epi64((const __m128i *) b.scales));
     }
@@ -229,7 +229,8 @@ struct type_iq2_xs : type_grid<type_iq2_xs> {
 struct type_iq2_s : type_grid<type_iq2_s> {
     typedef block_iq2_s block;
     static constexpr int OWN_SCALE = 16;
-    static float d(const block & b) { return 0.125f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         scales = odd_scales(_mm_loadl_epi64((const __m128i *) b.scales));
     }
@@ -247,7 +248,8 @@ struct type_iq2_s : type_grid<type_iq2_s> {
 
 struct type_iq3_xxs : type_grid<type_iq3_xxs> {
     typedef block_iq3_xxs block;
-    static float d(const block & b) { return 0.25f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.25f;
+    static ggml_half d(const block & b) { return b.d; }
     static uint32_t aux(const block & b, int i32) { uint32_t u; memcpy(&u, b.qs + QK_K / 4 + 4 * i32, sizeof(u)); return u; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         scales = odd_scales_of_words(_mm256_loadu_si256((const __m256i *) (b.qs + QK_K / 4)));
@@ -269,7 +271,7 @@ struct type_iq3_xxs : type_grid<type_iq3_xxs> {
 
 struct type_iq3_s : type_grid<type_iq3_s> {
     typedef block_iq3_s block;
-    static float d(const block & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) {
         uint32_t u;
         memcpy(&u, b.scales, sizeof(u));
@@ -293,7 +295,6 @@ struct type_iq3_s : type_grid<type_iq3_s> {
 struct type_iq1 : type_k {
     static constexpr int BIAS = 9;
     static constexpr int MOST = 18;
-    static constexpr int MAX_COLS = 8;
     SB_INLINE bytes eighths(bytes x, bytes two_or_none) {
         static const int8_t table[16] = { 8, 16 }; // of -1 a lookup makes 0
         return operator_or(lookup(table, x), two_or_none);
@@ -303,7 +304,8 @@ struct type_iq1 : type_k {
 struct type_iq1_s : type_iq1 {
     typedef block_iq1_s block;
     static constexpr formula FORMULA = formula::GRID_OFFSETS;
-    static float d(const block & b) { return 0.125f * GGML_CPU_FP16_TO_FP32(b.d); }
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) { return b.d; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) { // 2 * x + 1 of 3 bits
         const __m128i x = _mm_srli_epi16(_mm_loadu_si128((const __m128i *) b.qh), 11);
         scales = twice_each(_mm_or_si128(_mm_and_si128(x, _mm_set1_epi16(14)), _mm_set1_epi16(1)));
@@ -318,20 +320,20 @@ struct type_iq1_s : type_iq1 {
         return eighths(grid<v>(b), joined(up(0), up(1)));
     }
 
-    SB_INLINE shorts offsets(const block & b, shorts scales) { // of 8 * (value + 1): scales times -7 or -9
+    SB_INLINE shorts offsets(const block & b, shorts scales) { // of 8 * (value + 1): scales times 7 or 9
         const __m128i down = _mm_srai_epi16(_mm_loadu_si128((const __m128i *) b.qh), 15);
-        return _mm256_mullo_epi16(scales, twice_each(_mm_sub_epi16(_mm_add_epi16(down, down), _mm_set1_epi16(7))));
+        return _mm256_mullo_epi16(scales, twice_each(_mm_sub_epi16(_mm_set1_epi16(7), _mm_add_epi16(down, down))));
     }
 };
 
 struct type_iq1_m : type_iq1 {
     typedef block_iq1_m block;
     static constexpr int OWN_SCALE = 16;
-    static float d(const block & b) {
+    static constexpr float FACTOR = 0.125f;
+    static ggml_half d(const block & b) {
         uint16_t u[4];
         memcpy(u, b.scales, sizeof(u));
-        const ggml_half d = (u[0] >> 12) | ((u[1] >> 8) & 0x00f0) | ((u[2] >> 4) & 0x0f00) | (u[3] & 0xf000);
-        return 0.125f * GGML_CPU_FP16_TO_FP32(d);
+        return (u[0] >> 12) | ((u[1] >> 8) & 0x00f0) | ((u[2] >> 4) & 0x0f00) | (u[3] & 0xf000);
     }
     SB_INLINE void groups(const block & b, shorts & scales, shorts &) { // four times 3 bits of each word
         const __m256i each = _mm256_setr_epi64x(0x0100010001000100, 0x0302030203020302, 0x0504050405040504, 0x0706070607060706);
@@ -363,10 +365,11 @@ template <typename B> struct type_32 {
     typedef B block;
     static constexpr formula FORMULA = formula::SIGNED;
     static constexpr int  BIAS = 0, MOST = 127;
-    static constexpr bool HALVES = true; // the scale of a block is one of 16 bits
     static const B & at(const char * row, int64_t i) { return ((const B *) row)[i]; }
-    static ggml_half half(const B & b) { return b.d; }
     static float scale(const B & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
+    SB_INLINE fvec scales(const char * x, size_t x_stride) {
+        return lanes_of_halves([&](int i) { return ((const B *) (x + i * x_stride))->d; });
+    }
 };
 
 struct type_q8_0 : type_32<block_q8_0> {
@@ -375,7 +378,6 @@ struct type_q8_0 : type_32<block_q8_0> {
 
 // 64 weights with a scale for each 16: two blocks of 32
 struct type_nvfp4 : type_32<block_nvfp4> {
-    static constexpr bool HALVES = false;
     SB_INLINE ivec quants(const char * a, const char * b, int64_t i) {
         return table_16(kvalues_mxfp4, nibbles_by_8(at(a, i / 2).qs + 16 * (i % 2), at(b, i / 2).qs + 16 * (i % 2)));
     }
@@ -401,8 +403,8 @@ template <typename B> struct type_nibbles {
     static constexpr formula FORMULA = formula::BIAS;
     static constexpr bool FIFTH = false; // bits of weights, in qh
     static float scale(const B & b) { return GGML_CPU_FP16_TO_FP32(b.d); }
-    SB_INLINE __m128 scales(const char * x, size_t x_stride) {
-        return four_halves([&](int i) { return ((const B *) (x + i * x_stride))->d; });
+    SB_INLINE fvec scales(const char * x, size_t x_stride) {
+        return lanes_of_halves([&](int i) { return ((const B *) (x + i * x_stride))->d; });
     }
 };
 
@@ -419,11 +421,11 @@ template <typename B> struct type_with_mins : type_nibbles<B> {
     static float scale(const B & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.d); }
     static float min  (const B & b) { return GGML_CPU_FP16_TO_FP32(b.data.data.m); }
     SB_INLINE ivec values(ivec nibbles) { return nibbles; }
-    SB_INLINE __m128 scales(const char * x, size_t x_stride) {
-        return four_halves([&](int i) { return ((const B *) (x + i * x_stride))->data.data.d; });
+    SB_INLINE fvec scales(const char * x, size_t x_stride) {
+        return lanes_of_halves([&](int i) { return ((const B *) (x + i * x_stride))->data.data.d; });
     }
-    SB_INLINE __m128 mins(const char * x, size_t x_stride) {
-        return four_halves([&](int i) { return ((const B *) (x + i * x_stride))->data.data.m; });
+    SB_INLINE fvec mins(const char * x, size_t x_stride) {
+        return lanes_of_halves([&](int i) { return ((const B *) (x + i * x_stride))->data.data.m; });
     }
 };
 
@@ -456,9 +458,12 @@ struct type_mxfp4 : type_nibbles<block_mxfp4> {
     SB_INLINE ivec values(ivec nibbles) {
         return table_16(kvalues_mxfp4, nibbles, BIAS);
     }
-    SB_INLINE __m128 scales(const char * x, size_t x_stride) {
-        const auto own = [&](int i) { return scale(*(const block_mxfp4 *) (x + i * x_stride)); };
-        return _mm_setr_ps(own(0), own(1), own(2), own(3));
+    SB_INLINE fvec scales(const char * x, size_t x_stride) {
+        float own[LANES];
+        SB_UNROLL for (int i = 0; i < LANES; ++i) {
+            own[i] = scale(*(const block_mxfp4 *) (x + i * x_stride));
+        }
+        return SB(loadu_ps)(own);
     }
 };
 

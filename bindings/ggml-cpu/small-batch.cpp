@@ -40,7 +40,6 @@ constexpr int64_t PASS_BYTES = 256 * 1024; // of rows, where they are passed ove
 // ---- types
 
 struct kernel {
-    int64_t max_cols; // where other kernels take over
     int64_t unit;     // weights, and bytes of a column's quants
     size_t  n_sums;
     void (*prepare)(const float * x, char * y, float * sums, float * scale);
@@ -63,24 +62,29 @@ struct kernel {
 #define SB_ROWS(rows, T) { nullptr, rows<T, 1>, rows<T, 2>, rows<T, 3>, rows<T, 4>, rows<T, 5>, rows<T, 6>, rows<T, 7>, rows<T, 8> }
 
 template <class T> const kernel * kernel_256() {
-    static const kernel k = { T::MAX_COLS, QK_K, 16, prepare_256<T::OWN_SCALE, SPLIT<T>>, SB_ROWS(rows_256, T) };
+    static const kernel k = { QK_K, 16, prepare_256<SPLIT<T>>, SB_ROWS(rows_256, T) };
     return &k;
 }
 
 #ifndef SB_512
 template <class T> const kernel * kernel_lanes() {
-    static const kernel k = { type_k::MAX_COLS, QK_K, 16, prepare_lanes, SB_ROWS(rows_lanes, T) };
+    static const kernel k = { QK_K, 16, prepare_lanes, SB_ROWS(rows_lanes, T) };
     return &k;
 }
 #endif
 
+template <class T> const kernel * kernel_bytes() {
+    static const kernel k = { QK8_0, 0, prepare_32, SB_ROWS(rows_bytes, T) };
+    return &k;
+}
+
 template <class T> const kernel * kernel_32() {
-    static const kernel k = { INT32_MAX, QK8_0, 0, prepare_32, SB_ROWS(rows_32, T) };
+    static const kernel k = { QK8_0, 0, prepare_32, SB_ROWS(rows_32, T) };
     return &k;
 }
 
 template <class T> const kernel * kernel_nibbles() {
-    static const kernel k = { INT32_MAX, QK8_0, 1, prepare_nibbles<T>, SB_ROWS(rows_nibbles, T) };
+    static const kernel k = { QK8_0, 1, prepare_nibbles<T>, SB_ROWS(rows_nibbles, T) };
     return &k;
 }
 
@@ -90,10 +94,11 @@ const kernel * kernel_of(int32_t type) {
         case GGML_TYPE_Q3_K:    return kernel_256<type_q3_K>();
 #ifdef SB_512
         case GGML_TYPE_Q4_K:    return kernel_256<type_q4_K>();
+        case GGML_TYPE_Q5_K:    return kernel_256<type_q5_K>();
 #else
         case GGML_TYPE_Q4_K:    return kernel_lanes<lanes_q4_K>();
+        case GGML_TYPE_Q5_K:    return kernel_lanes<lanes_q5_K>();
 #endif
-        case GGML_TYPE_Q5_K:    return kernel_256<type_q5_K>();
         case GGML_TYPE_Q6_K:    return kernel_256<type_q6_K>();
         case GGML_TYPE_IQ4_XS:  return kernel_256<type_iq4_xs>();
         case GGML_TYPE_IQ2_XXS: return kernel_256<type_iq2_xxs>();
@@ -103,7 +108,7 @@ const kernel * kernel_of(int32_t type) {
         case GGML_TYPE_IQ3_S:   return kernel_256<type_iq3_s>();
         case GGML_TYPE_IQ1_S:   return kernel_256<type_iq1_s>();
         case GGML_TYPE_IQ1_M:   return kernel_256<type_iq1_m>();
-        case GGML_TYPE_Q8_0:    return kernel_32<type_q8_0>();
+        case GGML_TYPE_Q8_0:    return kernel_bytes<type_q8_0>();
         case GGML_TYPE_Q4_0:    return kernel_nibbles<type_q4_0>();
         case GGML_TYPE_Q5_0:    return kernel_nibbles<type_q5_0>();
         case GGML_TYPE_IQ4_NL:  return kernel_nibbles<type_iq4_nl>();
@@ -126,12 +131,7 @@ const kernel * kernel_for(const ggml_tensor * dst) {
         src1->type != GGML_TYPE_F32 || src1->nb[0] != sizeof(float) || dst->nb[0] != sizeof(float)) {
         return nullptr;
     }
-    if (dst->op == GGML_OP_MUL_MAT_ID) {
-        const ggml_tensor * ids = dst->src[2];
-        const int64_t n_cols = std::min(ids->ne[1], ids->ne[0] * ids->ne[1] / src0->ne[2]); // of an expert, on average
-        return n_cols <= k->max_cols && src0->ne[3] == 1 && src1->ne[3] == 1 ? k : nullptr;
-    }
-    return src1->ne[1] <= k->max_cols && ggml_is_matrix(src0) && ggml_is_matrix(src1) ? k : nullptr;
+    return dst->op == GGML_OP_MUL_MAT || (src0->ne[3] == 1 && src1->ne[3] == 1) ? k : nullptr;
 }
 
 char * aligned(void * p) {
@@ -146,7 +146,7 @@ int64_t rows_per_chunk(int64_t n_rows, int nth, size_t row_bytes, bool several_p
     if (several_passes) {
         chunk = std::min<int64_t>(chunk, std::max<int64_t>(PASS_BYTES / row_bytes, 64));
     }
-    return GGML_PAD(chunk, 2 * GROUP); // of all kernels' groups
+    return GGML_PAD(chunk, 16); // of all kernels' groups
 }
 
 void mul_mat(const ggml_compute_params * params, ggml_tensor * dst, const kernel * k) {
@@ -155,19 +155,20 @@ void mul_mat(const ggml_compute_params * params, ggml_tensor * dst, const kernel
 
     const int64_t n_units = src1->ne[0] / k->unit;
     const int64_t n_cols  = src1->ne[1];
+    const int64_t n_all   = ggml_nrows(src1);
 
-    // the columns in passes of up to MAX_PASS
+    // the columns of a matrix in passes of up to MAX_PASS
     const int64_t n_passes = (n_cols + MAX_PASS - 1) / MAX_PASS;
     const auto first = [&](int64_t pass) { return n_cols * pass / n_passes; };
 
     char * base = aligned(params->wdata);
-    const int64_t begin = n_cols * n_units * params->ith / params->nth, end = n_cols * n_units * (params->ith + 1) / params->nth;
+    const int64_t begin = n_all * n_units * params->ith / params->nth, end = n_all * n_units * (params->ith + 1) / params->nth;
     for (int64_t i = begin; i < end; ++i) {
-        const int64_t unit = i % n_units, col = i / n_units;
+        const int64_t unit = i % n_units, col = i / n_units % n_cols, matrix = i / n_units / n_cols;
         const int64_t pass = ((col + 1) * n_passes - 1) / n_cols;
         const int64_t n = first(pass + 1) - first(pass);
-        const columns y = k->unit_at(k->at(base, n_units, first(pass), n_cols), unit * n + col - first(pass));
-        const char * x = (const char *) src1->data + col * src1->nb[1];
+        const columns y = k->unit_at(k->at(base, n_units, matrix * n_cols + first(pass), n_all), unit * n + col - first(pass));
+        const char * x = (const char *) src1->data + col * src1->nb[1] + matrix % src1->ne[2] * src1->nb[2] + matrix / src1->ne[2] * src1->nb[3];
         k->prepare((const float *) x + unit * k->unit, y.y, y.sums, y.scales);
     }
     if (params->ith == 0) {
@@ -178,12 +179,13 @@ void mul_mat(const ggml_compute_params * params, ggml_tensor * dst, const kernel
     const int64_t n_rows   = src0->ne[1];
     const int64_t chunk    = rows_per_chunk(n_rows, params->nth, src0->nb[1], n_passes > 1);
     const int64_t n_chunks = (n_rows + chunk - 1) / chunk;
-    for (int64_t c = params->ith; c < n_chunks; c = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        const int64_t row = c * chunk;
+    for (int64_t c = params->ith; c < n_chunks * src1->ne[2] * src1->ne[3]; c = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t row = c % n_chunks * chunk, matrix = c / n_chunks, i2 = matrix % src1->ne[2], i3 = matrix / src1->ne[2];
+        const char * x = (const char *) src0->data + i2 / (src1->ne[2] / src0->ne[2]) * src0->nb[2] + i3 / (src1->ne[3] / src0->ne[3]) * src0->nb[3];
         for (int64_t i = 0; i < n_passes; ++i) {
-            product p = { n_units, (const char *) src0->data, src0->nb[1], k->at(base, n_units, first(i), n_cols), {} };
+            product p = { n_units, x, src0->nb[1], k->at(base, n_units, matrix * n_cols + first(i), n_all), {} };
             for (int64_t j = first(i); j < first(i + 1); ++j) {
-                p.dst[j - first(i)] = (float *) ((char *) dst->data + j * dst->nb[1]);
+                p.dst[j - first(i)] = (float *) ((char *) dst->data + j * dst->nb[1] + i2 * dst->nb[2] + i3 * dst->nb[3]);
             }
             k->rows[first(i + 1) - first(i)](p, row, std::min(n_rows, row + chunk));
         }

@@ -198,7 +198,7 @@ struct net {
         for (int i = 0; i < 6; ++i) {
             dst.src[i] = &parts[i];
         }
-        run(ggml_large_batch_delta_net_wdata_size(1, &dst), ggml_compute_forward_large_batch_delta_net, dst);
+        run(0, ggml_compute_forward_large_batch_delta_net, dst);
         return out;
     }
 };

@@ -81,8 +81,7 @@ def net(ggml: Ggml, state: Floats, *parts: Floats) -> tuple[Floats, Floats]:
 
 
 def wanted(ggml: Ggml, case: Case) -> Result:
-    if case.n_tokens < 16 or case.keep:  # a prompt's tokens are summed up in chunks
-        native.load().set_cpu_switch("large_batch", False)
+    native.load().set_cpu_switch("large_batch", False)
     states, pend, gates = case.states.copy(), case.pend.copy(), case.gates.copy()
     of_cell = pend[:-1].reshape(N_CELLS, N_MAX, -1), gates[:, :-1].reshape(2, N_CELLS, N_MAX, H)
     cells = slice(FIRST, FIRST + len(case.reads))
@@ -155,3 +154,33 @@ def test_cells_move(ggml: Ggml, reads: list[int], n_seqs: int, n_tokens: int) ->
 def test_k_may_come_repeated(ggml: Ggml) -> None:
     check(ggml, Case([FIRST], [2], 3, True, repeated=True))
     check(ggml, Case([FIRST], [2], 17, repeated=True))
+
+
+@pytest.mark.parametrize("threads", usual(1, 2))
+@pytest.mark.parametrize("size", usual(24, 64, 128, long=(32, 48, 256)))
+@pytest.mark.parametrize("seed", range(3))
+def test_any_cut_of_a_prompt_gives_the_same(ggml: Ggml, size: int, threads: int, seed: int) -> None:
+    """Some parts are drafts: they stay pending, the next part takes in those that were right and
+    begins with the first wrong one."""
+    n_tokens, cell, rng = 70, [FIRST], np.random.default_rng(seed)
+    whole = Case(cell, n_tokens=n_tokens, size=size)
+    outputs, states, *_ = found(ggml, whole, threads)
+    part = Case(cell, [0], size=size)
+    part.states = whole.states
+    rows, at, n_pending = [], 0, 0
+    while at < n_tokens:
+        part.keep = bool(rng.integers(2)) and at + N_MAX < n_tokens
+        part.n_tokens = int(rng.integers(1, N_MAX + 1 if part.keep else n_tokens - at + 1))
+        part.n_pend = [n_pending]
+        for name in ("q", "k", "v", "g", "beta"):
+            setattr(part, name, getattr(whole, name)[:, at : at + part.n_tokens])
+        right = int(rng.integers(1, part.n_tokens + 1)) if part.keep else part.n_tokens
+        out, *left = (np.frombuffer(x, np.float32) for x in found(ggml, part, threads))
+        part.states, part.pend, part.gates = (
+            new.reshape(old.shape)
+            for new, old in zip(left, (part.states, part.pend, part.gates), strict=True)
+        )
+        rows.append(out.reshape(part.n_tokens, -1)[:right])
+        at, n_pending = at + right, right if part.keep else 0
+    assert np.concatenate(rows).tobytes() == outputs
+    assert part.states.tobytes() == states

@@ -2,7 +2,7 @@
 convolved, rows times a number, and the delta net, against numpy in float64.
 
 Each is tried with and without it, so that both are known to be the same, and on both sides of the
-16 tokens where it changes its way.
+16 tokens where it changes its way. A prompt may be cut anywhere, bit for bit.
 """
 
 from __future__ import annotations
@@ -62,6 +62,28 @@ def test_rows_times_a_number_each(ggml: Ggml, n: int, n_threads: int) -> None:
     assert found.tobytes() == (rows * numbers).tobytes()
 
 
+def cuts(n_tokens: int, seed: int) -> list[slice]:
+    """Parts of n_tokens."""
+    ends = np.random.default_rng(seed).permutation(np.arange(1, n_tokens))[: seed + 1]
+    ends = np.sort(np.append(ends, n_tokens))
+    return [slice(*both) for both in zip(np.append(0, ends[:-1]), ends, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("n_channels", [80, 12])
+def test_convolutions_in_cuts(ggml: Ggml, n_channels: int, seed: int) -> None:
+    tokens, weights = normal(1, 70 + 3, n_channels), normal(n_channels, 4)
+
+    def convolved(part: slice, n_threads: int) -> bytes:
+        with ggml.context(2**20) as ctx:
+            x = np.ascontiguousarray(tokens[:, part.start : part.stop + 3].swapaxes(1, 2))
+            out = ggml.ggml_ssm_conv(ctx, ggml.tensor(ctx, x), ggml.tensor(ctx, weights))
+            return ggml.computed(ctx, out, n_threads).tobytes()
+
+    parts = [convolved(part, 1 + seed % 2) for part in cuts(70, seed)]
+    assert b"".join(parts) == convolved(slice(0, 70), 1)
+
+
 def delta_net(
     q: Floats, k: Floats, v: Floats, gate: Floats, beta: Floats, state: Floats
 ) -> tuple[Doubles, Doubles]:
@@ -109,3 +131,38 @@ def test_delta_nets(
     exact, states = delta_net(q, k, v, *gates, state)
     assert np.abs(found[: v.size].reshape(v.shape) - exact).max() < 2e-5
     assert np.abs(found[v.size :].reshape(state.shape) - states).max() < 2e-5
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "gates"), [(64, 1), (128, 1), (128, 128), (32, 1), (24, 1), (24, 24)]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_delta_nets_in_cuts(ggml: Ggml, size: int, gates: int, n_threads: int, seed: int) -> None:
+    """With a gate for each head, or for each of its channels; with snapshots of 1 to 4 states, the
+    last of which is gone back to."""
+    some = [normal(1, 70, n, width) / 4 for n, width in ((1, size), (1, size), (2, size))]
+    some += [-np.abs(normal(1, 70, 2, gates)), np.abs(normal(1, 70, 2, 1))]
+
+    def through(state: Floats, part: slice, n_states: int) -> tuple[Floats, Floats]:
+        with ggml.context(2**24) as ctx:
+            parts = [ggml.tensor(ctx, x) for x in (*(x[:, part] for x in some), state)]
+            out = ggml.ggml_gated_delta_net(ctx, *parts, n_states)
+            found = ggml.computed(ctx, out, n_threads)
+        states = found[-n_states * state.size :].reshape(n_states, *state.shape)
+        return found[: -states.size].reshape(-1, 2 * size), states
+
+    first = normal(1, 2, size, size)
+    outputs, states = through(first, slice(0, 70), 1)
+    rows, state = [], first
+    for part in cuts(70, seed):
+        n_states = 1 + (part.stop + seed) % 4
+        out, left = through(state, part, n_states)
+        back = min(n_states, part.stop - part.start) - 1
+        rows.append(out[: len(out) - back])
+        state = left[back]
+        for at in range(part.stop - back, part.stop):
+            out, (state,) = through(state, slice(at, at + 1), 1)
+            rows.append(out)
+    assert np.concatenate(rows).tobytes() == outputs.tobytes()
+    assert state.tobytes() == states[0].tobytes()
