@@ -103,9 +103,7 @@ def test_smallest_batches(demo: Model, text: list[int], gap: float) -> None:
 def test_mixture_of_experts(moe: Model, rollback: str, n_sequences: int) -> None:
     """Random weights: hardly a draft is right, so this is about rejection; edges included."""
     text = made_up(moe, max(EDGES)).tolist()
-    # Of several sequences, which tokens of prompts share a graph depends on the length of rounds.
-    exact = moe.same_bits and n_sequences == 1
-    gap = 0.0 if exact else rounding(moe, text)
+    gap = 0.0 if moe.same_bits else rounding(moe, text)
     prompts: Sequence[list[int]] = [text[:n] for n in EDGES]
     options = {"rollback": rollback, "n_ubatch": N_UBATCH if n_sequences == 1 else 32}
     with BatchSession(moe, settings(0, **options), n_sequences) as session:

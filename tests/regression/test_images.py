@@ -285,3 +285,24 @@ def test_refusals(demo: Model, vision: Vision) -> None:
         pytest.raises(UsageError, match="trunk's context"),
     ):
         session.generate(text, images=images)
+
+
+@pytest.mark.parametrize("n_ubatch", [N_UBATCH, 61])
+def test_an_answer_has_the_digits_of_a_fresh_one(
+    demo: Model, vision: Vision, n_ubatch: int
+) -> None:
+    """Whatever is cached when a prompt with images comes, and with drafts; see test_random_walks."""
+
+    def asked(session: Session, name: str) -> list[object]:
+        text, images = of(name)
+        given = {"max_tokens": 12, "ignore_eos": True, "logprobs": 2}
+        run = session.generate(text, images=images, **given).run()
+        return [(one.token, one.logprob, one.top) for one in run.logprobs or []]
+
+    rng = np.random.default_rng(n_ubatch)
+    settings = dataclasses.replace(SETTINGS, n_batch=512, n_ubatch=n_ubatch, draft_n_max=3)
+    with Session(demo, settings, vision=vision) as session:
+        for name in rng.choice([*PROMPTS], 12):
+            plain = dataclasses.replace(SETTINGS, draft_n_max=0)
+            with Session(demo, plain, vision=vision) as alone:
+                assert asked(session, name) == asked(alone, name)

