@@ -156,6 +156,7 @@ template <class T, int n> void rows_bytes(const product & p, int64_t begin, int6
 
 // ---- two scales to a block (NVFP4): lanes of a row are added up at its end. No other kernel has this type.
 
+constexpr int GROUP = 4; // rows that are finished together
 #ifdef SB_512
 constexpr int VECS = 2; // two rows in each
 #else
