@@ -42,6 +42,12 @@ SB_INLINE void lanes_of_32(const char * const * rows, size_t at, __m256i * out) 
     lanes_of_16(rows, at + 16, out + 4);
 }
 
+template <int n_bits> SB_INLINE void shift_all(__m256i * x) { // of bytes, whose upper bits are then others'
+    SB_UNROLL for (int k = 0; k < 8; ++k) {
+        x[k] = _mm256_srli_epi16(x[k], n_bits);
+    }
+}
+
 // bytes a and b of each lane as shorts
 template <int a, int b> SB_INLINE __m256i shorts_of(__m256i x) {
     constexpr int32_t at = (int32_t) 0x80008000 | b << 16 | a, next = 0x00040004;
@@ -104,9 +110,8 @@ struct lanes_q5_K : lanes_with_mins<block_q5_K> {
     inline __attribute__((always_inline)) void step(const char * const * rows, size_t at, int s) {
         if (s == 0) {
             lanes_of_32(rows, at + offsetof(block, qh), fifth);
-        }
-        SB_UNROLL for (int k = 0; k < 8 && s; ++k) {
-            fifth[k] = _mm256_srli_epi16(fifth[k], 2);
+        } else {
+            shift_all<2>(fifth);
         }
         lanes_of_32(rows, at + offsetof(block, qs) + 32 * s, quants);
     }
@@ -149,9 +154,8 @@ struct lanes_q2_K { // the lowest two bits of a byte, and the next: two steps go
     inline __attribute__((always_inline)) void step(const char * const * rows, size_t at, int s) {
         if (s % 2 == 0) {
             lanes_of_32(rows, at + offsetof(block, qs) + 16 * s, quants);
-        }
-        SB_UNROLL for (int k = 0; k < 8 && s % 2; ++k) {
-            quants[k] = _mm256_srli_epi16(quants[k], 4);
+        } else {
+            shift_all<4>(quants);
         }
     }
     inline __attribute__((always_inline)) __m256i low (int k) const { return _mm256_and_si256(quants[k], _mm256_set1_epi8(3)); }
