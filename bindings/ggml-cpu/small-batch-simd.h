@@ -14,10 +14,8 @@
 #define SB_INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define SB_UNROLL _Pragma("clang loop unroll(full)")
-#define SB_UNROLL_2 _Pragma("clang loop unroll_count(2)")
 #else
 #define SB_UNROLL _Pragma("GCC unroll 16")
-#define SB_UNROLL_2 _Pragma("GCC unroll 2")
 #endif
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
