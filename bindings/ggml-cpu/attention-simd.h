@@ -103,8 +103,8 @@ constexpr float LEAST   = 1e-30f;   // what is smaller counts as zero
 
 constexpr int64_t segment_of(int64_t size) { return size <= 256 ? 256 : 128; }
 
-// The largest norm of the segments of a row of n numbers, of which sum_of_squares(begin, end) tells, times what makes it the
-// number that becomes 32767. NaN where a number is none.
+// The square of the largest norm of the segments of a row of n numbers, of which sum_of_squares(begin, end) tells, times what makes
+// it the number that becomes 32767. NaN where a number is none.
 template <typename F> FR_INLINE float measure(int64_t n, F sum_of_squares) {
     const int64_t segment = segment_of(n);
     float most = 0.0f, bad = 0.0f;
@@ -113,7 +113,7 @@ template <typename F> FR_INLINE float measure(int64_t n, F sum_of_squares) {
         most = std::max(most, squares);
         bad += 0.0f * squares;
     }
-    return sqrtf(most) * (32767.0f / NORM) + bad;
+    return most * (32767.0f / NORM * (32767.0f / NORM)) + bad;
 }
 
 // n a multiple of CHUNK; by the norm, or the largest number
@@ -132,7 +132,7 @@ float to_shorts(const float * x, int64_t n, bool by_norm, int16_t * out) {
         }
         return squares;
     });
-    const float scale = 32767.0f / (by_norm ? std::max(measured, 1.0f) : 1.0f);
+    const float scale = 32767.0f / (by_norm ? std::max(sqrtf(measured), 1.0f) : 1.0f);
     for (int64_t i = 0; i < n; i += CHUNK) {
         store_shorts(pack(FR(loadu_ps)(x + i), FR(loadu_ps)(x + i + LANES), FR(set1_ps)(scale / largest)), out + i);
     }
@@ -213,37 +213,44 @@ struct rows_of {
         return max_of_halves(most);
     }
 
-    template <bool balanced> float measure_f16(const ggml_fp16_t * x, int64_t size) const {
-        vec most = FR(setzero_ps)();
+    template <bool balanced> float measure_f16(const ggml_fp16_t * x, int64_t size, float & largest) const {
+        constexpr int N = STEP / LANES;
+        vec most[N] = {};
         const float measured = measure(size, [&](int64_t begin, int64_t end) {
-            vec squares[2] = { FR(setzero_ps)(), FR(setzero_ps)() };
-            for (int64_t i = begin; i < end; i += CHUNK) {
-                FR_UNROLL for (int j = 0; j < 2; ++j) {
+            vec squares[N] = {};
+            for (int64_t i = begin; i < end; i += STEP) {
+                FR_UNROLL for (int j = 0; j < N; ++j) {
                     vec y = from_halves(x + i + j * LANES);
                     y = balanced ? FR(mul_ps)(y, FR(loadu_ps)(balance + i + j * LANES)) : y;
                     squares[j] = FR(fmadd_ps)(y, y, squares[j]);
-                    most       = FR(max_ps)(FR(andnot_ps)(FR(set1_ps)(-0.0f), y), most);
+                    most[j]    = FR(max_ps)(FR(andnot_ps)(FR(set1_ps)(-0.0f), y), most[j]);
                 }
             }
-            return FR(add_ps)(squares[0], squares[1]);
+            FR_UNROLL for (int j = 1; j < N; ++j) {
+                squares[0] = FR(add_ps)(squares[0], squares[j]);
+            }
+            return squares[0];
         });
-        return std::max(measured, max_of(most)); // NaN stays
+        FR_UNROLL for (int j = 1; j < N; ++j) {
+            most[0] = FR(max_ps)(most[0], most[j]);
+        }
+        largest = max_of(most[0]);
+        return measured;
     }
 
     void scale_f16(int n, int64_t size, fetcher & other) {
-        uint16_t largest[TILE] = {};
-        float    measured[TILE] = {};
+        float largest[TILE] = {}, measured[TILE] = {};
         for (int r = 0; r < n; ++r) {
             const ggml_fp16_t * x = (const ggml_fp16_t *) row[r];
             other.lines(2);
             if (keys) {
-                measured[r] = balance ? measure_f16<true>(x, size) : measure_f16<false>(x, size);
+                measured[r] = balance ? measure_f16<true>(x, size, largest[r]) : measure_f16<false>(x, size, largest[r]);
             } else {
-                largest[r] = largest_half(x, size);
+                largest[r] = GGML_CPU_FP16_TO_FP32(largest_half(x, size));
             }
         }
         for (int r = 0; r < n; r += LANES) {
-            scales_of(keys ? FR(loadu_ps)(measured + r) : from_halves(largest + r), qscale + r, factor + r);
+            scales_of(FR(max_ps)(FR(loadu_ps)(largest + r), FR(sqrt_ps)(FR(loadu_ps)(measured + r))), qscale + r, factor + r); // NaN stays
         }
     }
 
@@ -269,7 +276,7 @@ struct rows_of {
             measure_q8_0(n, n_blocks, padded, scales, measured);
         }
         for (int r = 0; r < padded; r += LANES) {
-            vec largest = FR(mul_ps)(FR(loadu_ps)(measured + r), FR(set1_ps)(1.0f / 128.0f)), zeros = FR(setzero_ps)();
+            vec largest = FR(mul_ps)(FR(sqrt_ps)(FR(loadu_ps)(measured + r)), FR(set1_ps)(1.0f / 128.0f)), zeros = FR(setzero_ps)();
             for (int64_t i = 0; i < n_blocks; ++i) {
                 largest = FR(max_ps)(absolute(scales(i, r)), largest);
                 zeros   = FR(fmadd_ps)(scales(i, r), FR(setzero_ps)(), zeros); // NaN where a number is not finite

@@ -229,8 +229,8 @@ bool ggml_compute_forward_large_batch_mul(const ggml_compute_params * params, gg
 //
 // A head's state S is [size, size]; a token takes it to g S + k (x) delta, delta = beta (v - g S^T k), and gives S^T q.
 // Columns of S do not touch each other: a block of them goes through all tokens, one by one, and stays in the first-level cache.
-// One pass over it takes a token in and multiplies what it leaves by the next one's k. Sums are upstream's, in vectors as its
-// ggml_vec_dot_f32() has them, so bits do not depend on how many tokens come together.
+// One pass over it takes a token in, decays what it leaves, and multiplies that by the next one's k. Sums are upstream's, in
+// vectors as its ggml_vec_dot_f32() has them, so bits do not depend on how many tokens come together.
 
 namespace {
 
@@ -262,30 +262,26 @@ struct token {
 SB_INLINE void add_lanes(const rvec * x, float * sums) {
 #if defined(__aarch64__)
     vst1q_f32(sums, vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])));
+#elif defined(__AVX512F__)
+    const __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(x[0], x[1], 0x44), _mm512_shuffle_f32x4(x[0], x[1], 0xee));
+    const __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(x[2], x[3], 0x44), _mm512_shuffle_f32x4(x[2], x[3], 0xee));
+    const __m512 fours = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    const __m512 pairs = _mm512_add_ps(fours, _mm512_shuffle_ps(fours, fours, 0x4e));
+    const __m512 all   = _mm512_add_ps(pairs, _mm512_shuffle_ps(pairs, pairs, 0xb1));
+    _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), all)));
 #else
-    __m256 y[STEP];
-    SB_UNROLL for (int j = 0; j < STEP; ++j) {
-#ifdef __AVX512F__
-        y[j] = _mm256_add_ps(_mm512_castps512_ps256(x[j]), _mm512_extractf32x8_ps(x[j], 1));
-#else
-        y[j] = x[j];
-#endif
-    }
-    const __m256 a = _mm256_add_ps(_mm256_permute2f128_ps(y[0], y[1], 0x20), _mm256_permute2f128_ps(y[0], y[1], 0x31));
-    const __m256 b = _mm256_add_ps(_mm256_permute2f128_ps(y[2], y[3], 0x20), _mm256_permute2f128_ps(y[2], y[3], 0x31));
-#ifdef __AVX512F__
-    const __m256 pairs = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
-#else
-    const __m256 pairs = _mm256_hadd_ps(a, b);
-#endif
-    const __m256 all = _mm256_hadd_ps(pairs, pairs);
+    const __m256 a = _mm256_add_ps(_mm256_permute2f128_ps(x[0], x[1], 0x20), _mm256_permute2f128_ps(x[0], x[1], 0x31));
+    const __m256 b = _mm256_add_ps(_mm256_permute2f128_ps(x[2], x[3], 0x20), _mm256_permute2f128_ps(x[2], x[3], 0x31));
+    const __m256 pairs = _mm256_hadd_ps(a, b), all = _mm256_hadd_ps(pairs, pairs);
     _mm_storeu_ps(sums, _mm_unpacklo_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 #endif
 }
 
-// n columns: takes `now` in, whose deltas are there, and finds those of `next`
-template <bool NOW, bool NEXT> void pass(int64_t size, int64_t n, const float * from, float * to, const token & now, const token & next, float * delta, float scale) {
-    const rvec g = ROW(set1_ps)(now.decay), next_g = ROW(set1_ps)(next.decay);
+// n columns: takes `now` in, whose deltas are there, and finds those of `next`, for which `to` is decayed; as is `from`, if it is not
+// the state that all begin with. KEEP: what `now` leaves goes to `kept`.
+template <bool NOW, bool NEXT, bool KEEP> void pass(int64_t size, int64_t n, const float * from, float * to, float * kept, const token & now, const token & next, float * delta, float scale) {
+    const float * q_of = now.q, * k_of = now.k, * next_k_of = next.k; // stores might change `now`
+    const rvec g = ROW(set1_ps)(next.decay);
     for (int64_t column = 0; column < n; column += STEP) {
         rvec d[STEP], sq[2][STEP], sk[2][STEP]; // S^T q, S^T k of the next one
         SB_UNROLL for (int j = 0; j < STEP && NOW; ++j) {
@@ -297,19 +293,23 @@ template <bool NOW, bool NEXT> void pass(int64_t size, int64_t n, const float * 
                 q_sum[j] = k_sum[j] = ROW(setzero_ps)();
             }
             for (int64_t i = (s % 2 * 2 + s / 2) * WIDTH; i < size; i += SUMS * WIDTH) {
-                const rvec q = ROW(loadu_ps)(now.q + i), k = ROW(loadu_ps)(now.k + i), next_k = ROW(loadu_ps)(next.k + i);
+                const rvec q = ROW(loadu_ps)(q_of + i), k = ROW(loadu_ps)(k_of + i), next_k = ROW(loadu_ps)(next_k_of + i);
                 SB_UNROLL for (int j = 0; j < STEP; ++j) {
                     const int64_t at = (column + j) * size + i;
                     rvec x = ROW(loadu_ps)(from + at);
-                    if (!NOW) {
-                        __builtin_prefetch(from + at + STEP * size); // it comes from far
-                    } else {
-                        x = ROW(fmadd_ps)(k, d[j], ROW(mul_ps)(x, g));
+                    if (NOW) {
+                        x = ROW(fmadd_ps)(k, d[j], x);
                         q_sum[j] = ROW(fmadd_ps)(x, q, q_sum[j]);
-                        ROW(storeu_ps)(to + at, x);
+                        if (KEEP) {
+                            ROW(storeu_ps)(kept + at, x);
+                        }
+                    } else {
+                        __builtin_prefetch(from + at + STEP * size); // it comes from far
                     }
                     if (NEXT) {
-                        k_sum[j] = ROW(fmadd_ps)(ROW(mul_ps)(x, next_g), next_k, k_sum[j]);
+                        x = ROW(mul_ps)(x, g);
+                        ROW(storeu_ps)(to + at, x);
+                        k_sum[j] = ROW(fmadd_ps)(x, next_k, k_sum[j]);
                     }
                 }
             }
@@ -365,8 +365,7 @@ void take_columns(const ggml_delta_net_rows & rows, int64_t head, int64_t seq, i
     const int64_t n_before = rows.n_before ? rows.n_before[seq] : 0;
     const int64_t n_all    = n_before + rows.tokens.n_tokens();
     const float   scale    = 1.0f / sqrtf((float) size);
-    const float * from     = states.begin + seq * states.begin_stride + offset;
-    alignas(64) float memory[BLOCK], delta[BLOCK / (SUMS * WIDTH)];
+    alignas(64) float memory[BLOCK], snapshot[BLOCK], delta[BLOCK / (SUMS * WIDTH)];
 
     const auto token_at = [&](int64_t i) -> token {
         const delta_net & d = i < n_before ? rows.before : rows.tokens;
@@ -375,23 +374,22 @@ void take_columns(const ggml_delta_net_rows & rows, int64_t head, int64_t seq, i
                  *d.row(d.beta, head, i, seq), expf(*d.row(d.g, head, i, seq)) };
     };
     token now = token_at(0);
-    pass<false, true>(size, n, from, memory, now, now, delta, scale);
+    pass<false, true, false>(size, n, states.begin + seq * states.begin_stride + offset, memory, nullptr, now, now, delta, scale);
     for (int64_t i = 0; i < n_all; ++i) {
         const int64_t snap = n_all - 1 - i;
-        const bool    kept = i < n_before ? i + 1 == n_before && states.n_snaps == 0 : snap < states.n_snaps;
-        float * end = states.end + (i < n_before ? 0 : snap * states.snap_stride) + seq * states.end_stride + offset;
-        float * to  = kept && !stream ? end : memory;
+        const bool    keep = i < n_before ? i + 1 == n_before && states.n_snaps == 0 : snap < states.n_snaps;
+        float * end  = states.end + (i < n_before ? 0 : snap * states.snap_stride) + seq * states.end_stride + offset;
+        float * kept = keep && !stream ? end : snapshot;
         if (snap == 0) {
-            pass<true, false>(size, n, from, to, now, now, delta, scale);
+            pass<true, false, true>(size, n, memory, memory, kept, now, now, delta, scale);
         } else {
             const token next = token_at(i + 1);
-            pass<true, true>(size, n, from, to, now, next, delta, scale);
+            (keep ? pass<true, true, true> : pass<true, true, false>)(size, n, memory, memory, kept, now, next, delta, scale);
             now = next;
         }
-        if (kept && stream) {
-            copy_past_caches(memory, end, n * size);
+        if (keep && stream) {
+            copy_past_caches(snapshot, end, n * size);
         }
-        from = to;
     }
 }
 

@@ -98,7 +98,7 @@ const kernel * kernel_of(ggml_type type) {
 
 // ---- the operators
 
-// fewer columns go to small-batch.cpp, whose results do not depend on their number
+// fewer columns go to small-batch.cpp, which rounds alike: so this is a matter of time only
 int64_t min_cols(const kernel * k) {
     return k->unit == QK_K ? 17 : 33;
 }

@@ -142,6 +142,11 @@ template <class T, int n> void rows_bytes(const product & p, int64_t begin, int6
             const ivec a = load_16(y.y + QK8_0 * j), b = load_16(y.y + QK8_0 * j + 16);
             ivec sums[QUARTERS];
             SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
+                if (n == 1) { // here, or GCC has those of all rows at once, which takes too many registers
+                    __asm__("" : "+x"(quants[v]), "+x"(quants[v + QUARTERS]));
+                    prepared[v]            = prepare_rows(quants[v]);
+                    prepared[v + QUARTERS] = prepare_rows(quants[v + QUARTERS]);
+                }
                 sums[v] = SB(add_epi32)(dot_32(quants[v], prepared[v], a), dot_32(quants[v + QUARTERS], prepared[v + QUARTERS], b));
             }
             return sums_of_fours<INT16_MAX + 1>(sums);
@@ -151,6 +156,7 @@ template <class T, int n> void rows_bytes(const product & p, int64_t begin, int6
 
 // ---- two scales to a block (NVFP4): lanes of a row are added up at its end. No other kernel has this type.
 
+constexpr int GROUP = 4; // rows that are finished together
 #ifdef SB_512
 constexpr int VECS = 2; // two rows in each
 #else

@@ -196,6 +196,7 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
         for (int r = 0; r < LANES; ++r) {
             rows[r] = (const block *) (p.x + (first + std::min(r, n_rows - 1)) * p.x_stride);
         }
+        const char * next = p.x + (first + LANES) * p.x_stride; // as they lie in memory, so that hardware goes ahead
         columns y = p.y;
         fvec acc[n];
         SB_UNROLL for (int j = 0; j < n; ++j) {
@@ -205,11 +206,12 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
             ivec dots[n][LANES], less[n][LANES];
             int n_group = LANES;
             __asm__("" : "+r"(n_group)); // a loop, since all their code takes longer
-            SB_UNROLL_2 for (int r = 0; r < n_group; ++r) {
+            const auto multiply_row = [&](int r) __attribute__((always_inline)) {
                 const block & x = rows[r][u];
                 SB_UNROLL for (size_t b = 0; b < sizeof(block); b += 64) {
-                    _mm_prefetch((const char *) &x + LANES * p.x_stride + b, _MM_HINT_T0);
+                    _mm_prefetch(next + b, _MM_HINT_T0);
                 }
+                next += sizeof(block);
                 shorts scales, mins = _mm256_setzero_si256();
                 T::groups(x, scales, mins);
                 const scales_of_block<T> each = multipliers<T>(scales);
@@ -228,6 +230,12 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
                     if (HAS_MIN<T>) {
                         less[j][r] = offset;
                     }
+                }
+            };
+            for (int r = 0; r < n_group; ++r) {
+                multiply_row(r);
+                if (n <= 2) { // two at a time; more columns have no registers for them
+                    multiply_row(++r);
                 }
             }
             const auto of_rows = [&](auto half) { return lanes_of_halves([&](int r) { return half(rows[r][u]); }); };

@@ -1,6 +1,6 @@
 #pragma once
 
-// The kernel of small-batch.cpp for Q4_K and Q5_K on AVX2: some rows times 1 to 8 columns, where a lane is a row. No sums go across lanes,
+// The kernel of small-batch.cpp for Q4_K, Q5_K and Q2_K on AVX2: some rows times 1 to 8 columns, where a lane is a row. No sums go across lanes,
 // and as many pairs of products are added as 16 bits hold before a scale is applied to them.
 
 #include "small-batch-kernels.h"
@@ -42,6 +42,12 @@ SB_INLINE void lanes_of_32(const char * const * rows, size_t at, __m256i * out) 
     lanes_of_16(rows, at + 16, out + 4);
 }
 
+template <int n_bits> SB_INLINE void shift_all(__m256i * x) { // of bytes, whose upper bits are then others'
+    SB_UNROLL for (int k = 0; k < 8; ++k) {
+        x[k] = _mm256_srli_epi16(x[k], n_bits);
+    }
+}
+
 // bytes a and b of each lane as shorts
 template <int a, int b> SB_INLINE __m256i shorts_of(__m256i x) {
     constexpr int32_t at = (int32_t) 0x80008000 | b << 16 | a, next = 0x00040004;
@@ -51,6 +57,7 @@ template <int a, int b> SB_INLINE __m256i shorts_of(__m256i x) {
 // A block of each row. A step has weights 64 s to 64 s + 63: the first 32 are low nibbles, four of each row in a register.
 template <typename B> struct lanes_with_mins {
     typedef B block;
+    static constexpr int OWN_SCALE = 32;
 
     __m256i quants[8]; // of a step
     __m256i scales[8]; // of 32 weights: shorts, each twice
@@ -103,9 +110,8 @@ struct lanes_q5_K : lanes_with_mins<block_q5_K> {
     inline __attribute__((always_inline)) void step(const char * const * rows, size_t at, int s) {
         if (s == 0) {
             lanes_of_32(rows, at + offsetof(block, qh), fifth);
-        }
-        SB_UNROLL for (int k = 0; k < 8 && s; ++k) {
-            fifth[k] = _mm256_srli_epi16(fifth[k], 2);
+        } else {
+            shift_all<2>(fifth);
         }
         lanes_of_32(rows, at + offsetof(block, qs) + 32 * s, quants);
     }
@@ -114,6 +120,47 @@ struct lanes_q5_K : lanes_with_mins<block_q5_K> {
     }
     inline __attribute__((always_inline)) __m256i high(int k) const {
         return _mm256_or_si256(lanes_with_mins::high(k), _mm256_and_si256(_mm256_slli_epi16(fifth[k], 3), _mm256_set1_epi8(16)));
+    }
+};
+
+struct lanes_q2_K { // the lowest two bits of a byte, and the next: two steps go through the same bytes
+    typedef block_q2_K block;
+    static constexpr int OWN_SCALE = 16;
+    static constexpr int CHAIN = 4; // 16 weights
+
+    __m256i quants[8];
+    __m256i scales[16];
+    __m256i mins[8];
+    __m256  d, dmin;
+
+    inline __attribute__((always_inline)) void begin(const char * const * rows, size_t at) {
+        __m256i x[4];
+        lanes_of_16(rows, at + offsetof(block, scales), x);
+        SB_UNROLL for (int i = 0; i < 4; ++i) {
+            const __m256i low4 = _mm256_set1_epi8(15), scale = _mm256_and_si256(x[i], low4), min = _mm256_and_si256(_mm256_srli_epi16(x[i], 4), low4);
+            scales[4 * i + 0] = shorts_of<0, 0>(scale);
+            scales[4 * i + 1] = shorts_of<1, 1>(scale);
+            scales[4 * i + 2] = shorts_of<2, 2>(scale);
+            scales[4 * i + 3] = shorts_of<3, 3>(scale);
+            mins[2 * i + 0] = shorts_of<0, 1>(min);
+            mins[2 * i + 1] = shorts_of<2, 3>(min);
+        }
+        to_memory(scales);
+        to_memory(mins);
+        d    = lanes_of_halves([&](int i) { return type_q2_K::d   (*(const block *) (rows[i] + at)); });
+        dmin = lanes_of_halves([&](int i) { return type_q2_K::dmin(*(const block *) (rows[i] + at)); });
+    }
+
+    inline __attribute__((always_inline)) void step(const char * const * rows, size_t at, int s) {
+        if (s % 2 == 0) {
+            lanes_of_32(rows, at + offsetof(block, qs) + 16 * s, quants);
+        } else {
+            shift_all<4>(quants);
+        }
+    }
+    inline __attribute__((always_inline)) __m256i low (int k) const { return _mm256_and_si256(quants[k], _mm256_set1_epi8(3)); }
+    inline __attribute__((always_inline)) __m256i high(int k) const {
+        return _mm256_and_si256(_mm256_srli_epi16(quants[k], 2), _mm256_set1_epi8(3));
     }
 };
 
@@ -131,13 +178,14 @@ template <class T> SB_INLINE void add_pairs(__m256i & sum, __m256i & chain, int 
 
 // the first 32 weights of a step, and the others, of each row times n columns
 template <class T, int n> SB_INLINE void step(const T & x, const __m256i * scales, const char * y, __m256i * sum) {
+    constexpr int own = T::OWN_SCALE;
     if (n > 4) { // one after the other: there are no registers for both
         SB_UNROLL for (int i = 0; i < 2; ++i) {
             __m256i chain[n];
             SB_UNROLL for (int k = 0; k < 8; ++k) {
                 const __m256i quants = i ? x.high(k) : x.low(k);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    add_pairs<T>(sum[j], chain[j], k, quants, y + QK_K * j + 32 * i, scales[i]);
+                    add_pairs<T>(sum[j], chain[j], k, quants, y + QK_K * j + 32 * i, scales[(32 * i + 4 * k) / own]);
                 }
             }
         }
@@ -147,8 +195,8 @@ template <class T, int n> SB_INLINE void step(const T & x, const __m256i * scale
     SB_UNROLL for (int k = 0; k < 8; ++k) {
         const __m256i x_low = x.low(k), x_high = x.high(k);
         SB_UNROLL for (int j = 0; j < n; ++j) {
-            add_pairs<T>(sum[j], low[j],  k, x_low,  y + QK_K * j,      scales[0]);
-            add_pairs<T>(sum[j], high[j], k, x_high, y + QK_K * j + 32, scales[1]);
+            add_pairs<T>(sum[j], low[j],  k, x_low,  y + QK_K * j,      scales[4 * k / own]);
+            add_pairs<T>(sum[j], high[j], k, x_high, y + QK_K * j + 32, scales[(32 + 4 * k) / own]);
         }
     }
 }
@@ -187,12 +235,12 @@ template <class T, int n> void rows_lanes(const product & p, int64_t begin, int6
                 if (n > 4) {
                     to_memory(x.quants);
                 }
-                step<T, n>(x, x.scales + 2 * s, y.y + 64 * s, sum);
+                step<T, n>(x, x.scales + 64 / T::OWN_SCALE * s, y.y + 64 * s, sum);
             }
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 const char * sums = (const char *) (y.sums + 16 * j);
                 __m256i less = _mm256_madd_epi16(x.mins[0], four_bytes(sums));
-                SB_UNROLL for (int i = 1; i < 4; ++i) {
+                SB_UNROLL for (int i = 1; i < 128 / T::OWN_SCALE; ++i) {
                     less = _mm256_add_epi32(less, _mm256_madd_epi16(x.mins[i], four_bytes(sums + 4 * i)));
                 }
                 const __m256 by = _mm256_broadcast_ss(y.scales + j);
@@ -211,11 +259,13 @@ template <class T, int n> void rows_lanes(const product & p, int64_t begin, int6
     }
 }
 
-// as prepare_256(), with sums of each 32 as shorts
-inline void prepare_lanes(const float * x, char * y, float * sums, float * scale) {
+// as prepare_256(), with sums of as many as share a scale
+template <class T> void prepare_lanes(const float * x, char * y, float * sums, float * scale) {
     prepare_256(x, y, sums, scale);
-    const __m256i two = _mm256_madd_epi16(load_256(sums), _mm256_set1_epi16(1));
-    _mm_storeu_si128((__m128i *) sums, _mm_packs_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
+    if (T::OWN_SCALE == 32) {
+        const __m256i two = _mm256_madd_epi16(load_256(sums), _mm256_set1_epi16(1));
+        _mm_storeu_si128((__m128i *) sums, _mm_packs_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
+    }
 }
 
 } // namespace

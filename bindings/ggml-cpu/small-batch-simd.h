@@ -14,10 +14,8 @@
 #define SB_INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define SB_UNROLL _Pragma("clang loop unroll(full)")
-#define SB_UNROLL_2 _Pragma("clang loop unroll_count(2)")
 #else
 #define SB_UNROLL _Pragma("GCC unroll 16")
-#define SB_UNROLL_2 _Pragma("GCC unroll 2")
 #endif
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
@@ -27,7 +25,6 @@
 namespace {
 
 constexpr int MAX_PASS = 8; // columns that one pass over the rows computes
-constexpr int GROUP    = 4; // rows that are finished together
 
 // Columns are prepared once for all rows, in units: a number of bytes, then for some types sums and a scale. The units
 // of the columns of a pass lie side by side: unit 0 of each, unit 1 of each and so on.
@@ -72,8 +69,6 @@ SB_INLINE bytes  operator_and(bytes a, bytes b)  { return _mm512_and_si512(a, b)
 SB_INLINE bytes  operator_or(bytes a, bytes b)   { return _mm512_or_si512(a, b); }
 SB_INLINE bytes  high_nibbles(bytes a)           { return operator_and(_mm512_srli_epi16(a, 4), fill(15)); }
 SB_INLINE bytes  joined(__m256i a, __m256i b)    { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); }
-SB_INLINE floats zero_extended(__m256 a)         { return _mm512_zextps256_ps512(a); }
-SB_INLINE floats scaled(shorts a, float by)      { return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(a)), _mm512_set1_ps(by)); }
 
 SB_INLINE bytes lookup(const int8_t * table, bytes index) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) table)), index);
@@ -135,13 +130,6 @@ SB_INLINE bytes  operator_and(bytes a, bytes b)  { return { _mm256_and_si256(a.l
 SB_INLINE bytes  operator_or(bytes a, bytes b)   { return { _mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi) }; }
 SB_INLINE bytes  high_nibbles(bytes a)           { return operator_and({ _mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4) }, fill(15)); }
 SB_INLINE bytes  joined(__m256i a, __m256i b)    { return { a, b }; }
-SB_INLINE floats zero_extended(__m256 a)         { return { a, _mm256_setzero_ps() }; }
-
-SB_INLINE floats scaled(shorts a, float by) {
-    const __m256 f = _mm256_set1_ps(by);
-    return { _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(a))), f),
-             _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(a, 1))), f) };
-}
 
 SB_INLINE bytes lookup(const int8_t * table, bytes index) {
     const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) table));
@@ -220,7 +208,6 @@ template <typename F> SB_INLINE fvec lanes_of_halves(F half) {
 #endif
 }
 
-
 #ifdef SB_512
 SB_INLINE ivec load_32(const void * a, const void * b) {
     return joined(_mm256_loadu_si256((const __m256i *) a), _mm256_loadu_si256((const __m256i *) b));
@@ -243,20 +230,6 @@ SB_INLINE ivec table_16(const int8_t * table, ivec x, int plus = 0) {
 }
 SB_INLINE ivec minus_where(ivec x, uint32_t a, uint32_t b, int8_t value) {
     return _mm512_mask_sub_epi8(x, (uint64_t) b << 32 | a, x, _mm512_set1_epi8(value));
-}
-SB_INLINE fvec halves(ggml_half a, ggml_half b) {
-    return _mm512_cvtph_ps(_mm256_mask_set1_epi16(_mm256_set1_epi16((short) a), 0xFF00, (short) b));
-}
-template <typename F> SB_INLINE __m128 four_halves(F half) {
-    __m128i x = _mm_set1_epi16((short) half(0));
-    x = _mm_mask_set1_epi16(x, 2, (short) half(1));
-    x = _mm_mask_set1_epi16(x, 4, (short) half(2));
-    return _mm_cvtph_ps(_mm_mask_set1_epi16(x, 8, (short) half(3)));
-}
-// floats 2 v and 2 v + 1 of 4, each for 8 lanes
-SB_INLINE fvec eight_each(__m128 x, int v) {
-    const __m512i two = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-    return _mm512_permutexvar_ps(_mm512_add_epi32(two, _mm512_set1_epi32(2 * v)), _mm512_castps128_ps512(x));
 }
 // each of 4 floats for 4 lanes
 SB_INLINE fvec four_floats(__m128 x) {
@@ -285,11 +258,6 @@ SB_INLINE ivec table_16(const int8_t * table, ivec x, int plus = 0) {
 SB_INLINE ivec minus_where(ivec x, uint32_t a, uint32_t, int8_t value) {
     return _mm256_sub_epi8(x, _mm256_and_si256(bits_to_bytes(a), _mm256_set1_epi8(value)));
 }
-SB_INLINE fvec halves(ggml_half a, ggml_half)                { return _mm256_set1_ps(GGML_CPU_FP16_TO_FP32(a)); }
-template <typename F> SB_INLINE __m128 four_halves(F half) {
-    const __m128i two = _mm_insert_epi16(_mm_cvtsi32_si128(half(0)), half(1), 1);
-    return _mm_cvtph_ps(_mm_insert_epi16(_mm_insert_epi16(two, half(2), 2), half(3), 3));
-}
 SB_INLINE fvec four_ue4m3(const uint8_t * a, const uint8_t *) {
     return _mm256_blend_ps(_mm256_set1_ps(GGML_CPU_UE4M3_TO_FP32(a[0])), _mm256_set1_ps(GGML_CPU_UE4M3_TO_FP32(a[1])), 0xF0);
 }
@@ -315,7 +283,6 @@ template <bool second> SB_INLINE ivec with_fifth_bits(ivec x, ivec bits) {
     const __mmask64 set = _mm512_test_epi8_mask(own, _mm512_set1_epi64((int64_t) 0x8040201008040201));
     return _mm512_mask_add_epi8(x, set, x, _mm512_set1_epi8(16));
 }
-SB_INLINE fvec four_each(__m128 x, int)          { return four_floats(x); } // those of the rows of register v
 #else
 SB_INLINE ivec rows_of_16(const char * x, size_t x_stride) {
     return _mm256_set_m128i(_mm_loadu_si128((const __m128i *) (x + x_stride)), _mm_loadu_si128((const __m128i *) x));
@@ -326,9 +293,6 @@ template <bool second> SB_INLINE ivec with_fifth_bits(ivec x, ivec bits) {
     const __m256i own   = _mm256_shuffle_epi8(bits, _mm256_add_epi8(which, _mm256_set1_epi8(second ? 2 : 0)));
     const __m256i set   = _mm256_cmpeq_epi8(_mm256_and_si256(own, bit), bit);
     return _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi8(16)));
-}
-SB_INLINE fvec four_each(__m128 x, int v) {
-    return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(x), _mm256_add_epi32(_mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1), _mm256_set1_epi32(2 * v)));
 }
 #endif
 

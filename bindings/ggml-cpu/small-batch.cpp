@@ -68,7 +68,7 @@ template <class T> const kernel * kernel_256() {
 
 #ifndef SB_512
 template <class T> const kernel * kernel_lanes() {
-    static const kernel k = { QK_K, 16, prepare_lanes, SB_ROWS(rows_lanes, T) };
+    static const kernel k = { QK_K, 16, prepare_lanes<T>, SB_ROWS(rows_lanes, T) };
     return &k;
 }
 #endif
@@ -90,12 +90,13 @@ template <class T> const kernel * kernel_nibbles() {
 
 const kernel * kernel_of(int32_t type) {
     switch (type) {
-        case GGML_TYPE_Q2_K:    return kernel_256<type_q2_K>();
         case GGML_TYPE_Q3_K:    return kernel_256<type_q3_K>();
 #ifdef SB_512
+        case GGML_TYPE_Q2_K:    return kernel_256<type_q2_K>();
         case GGML_TYPE_Q4_K:    return kernel_256<type_q4_K>();
         case GGML_TYPE_Q5_K:    return kernel_256<type_q5_K>();
 #else
+        case GGML_TYPE_Q2_K:    return kernel_lanes<lanes_q2_K>();
         case GGML_TYPE_Q4_K:    return kernel_lanes<lanes_q4_K>();
         case GGML_TYPE_Q5_K:    return kernel_lanes<lanes_q5_K>();
 #endif

@@ -13,8 +13,8 @@ struct ggml_tensor;
 
 // Matrix products with a few columns, as the verification of drafted tokens has them, and products of experts for as
 // many tokens: every weight is read and unpacked once for up to 8 columns, in the layout that it has in the file.
-// (Types in blocks of 32 with any number of columns, 8 at a time: nothing else is faster.)
-// The result of a column does not depend on how many are computed beside it, bit for bit.
+// Any number of columns is taken, 8 at a time, of one matrix or several; large-batch.cpp comes first and takes many.
+// The result of a column does not depend on how many are computed beside it, nor by which of the two, bit for bit.
 
 // Computes dst, a MUL_MAT or MUL_MAT_ID, and returns true; or returns false, and has done nothing.
 bool ggml_compute_forward_small_batch(const struct ggml_compute_params * params, struct ggml_tensor * dst);

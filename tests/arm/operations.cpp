@@ -205,13 +205,12 @@ struct net {
 
 static void delta_net(int64_t size, int64_t n_tokens, verdict & all) {
     net net(size, n_tokens);
-    const int n_states = n_tokens < 16 ? (int) n_tokens : 1;
-    const floats found = net.through(0, n_tokens, n_states, net.state);
+    const floats found = net.through(0, n_tokens, (int) n_tokens, net.state);
     const int64_t n_out = net.v.size(), n_state = net.state.size();
     std::vector<double> state(net.state.begin(), net.state.end());
     floats alone = net.state, upstream = net.state;
     for (int64_t t = 0; t < n_tokens; ++t) {
-        const float * kept = t >= n_tokens - n_states ? &found[n_out + (n_tokens - 1 - t) * n_state] : nullptr;
+        const float * kept = &found[n_out + (n_tokens - 1 - t) * n_state];
         for (int64_t i = 0; i < 2 * 4 * size; ++i) { // sequence, head, column
             const int64_t seq = i / size / 4, head = i / size % 4, at = (seq * n_tokens + t) * 4 + head;
             const float * q = &net.q[((seq * n_tokens + t) * 2 + head % 2) * size], * k = &net.k[((seq * n_tokens + t) * 2 + head % 2) * size];
@@ -222,32 +221,26 @@ static void delta_net(int64_t size, int64_t n_tokens, verdict & all) {
             for (int64_t j = 0; j < size; ++j) {
                 s[j] += k[j] * net.beta[at] * (net.v[at * size + i % size] - sk);
                 sq += s[j] * q[j] / sqrt((double) size);
-                if (kept) {
-                    all.compare(kept[i * size + j], s[j], 1);
-                }
+                all.compare(kept[i * size + j], s[j], 1);
             }
             const float out = found[at * size + i % size];
             all.compare(out, sq, 1);
 #ifndef __ARM_FEATURE_SVE // with which upstream sums up in another order
-            if (n_tokens < 16) {
-                float * column = &upstream[i * size], sum;
-                ggml_vec_scale_f32(size, column, expf(net.g[at]));
-                ggml_vec_dot_f32(size, &sum, 0, column, 0, k, 0, 1);
-                ggml_vec_mad_f32(size, column, k, (net.v[at * size + i % size] - sum) * net.beta[at]);
-                ggml_vec_dot_f32(size, &sum, 0, column, 0, q, 0, 1);
-                sum *= 1 / sqrtf((float) size);
-                all.compare(&out, &sum, 1);
-                all.compare(&kept[i * size], column, size);
-            }
+            float * column = &upstream[i * size], sum;
+            ggml_vec_scale_f32(size, column, expf(net.g[at]));
+            ggml_vec_dot_f32(size, &sum, 0, column, 0, k, 0, 1);
+            ggml_vec_mad_f32(size, column, k, (net.v[at * size + i % size] - sum) * net.beta[at]);
+            ggml_vec_dot_f32(size, &sum, 0, column, 0, q, 0, 1);
+            sum *= 1 / sqrtf((float) size);
+            all.compare(&out, &sum, 1);
+            all.compare(&kept[i * size], column, size);
 #endif
         }
-        if (n_tokens < 16) {
-            const floats one = net.through(t, 1, 1, alone);
-            alone.assign(one.begin() + 2 * 4 * size, one.end());
-            all.compare(alone.data(), kept, n_state);
-            for (int64_t seq = 0; seq < 2; ++seq) {
-                all.compare(&one[seq * 4 * size], &found[(seq * n_tokens + t) * 4 * size], 4 * size);
-            }
+        const floats one = net.through(t, 1, 1, alone);
+        alone.assign(one.begin() + 2 * 4 * size, one.end());
+        all.compare(alone.data(), kept, n_state);
+        for (int64_t seq = 0; seq < 2; ++seq) {
+            all.compare(&one[seq * 4 * size], &found[(seq * n_tokens + t) * 4 * size], 4 * size);
         }
     }
 }
@@ -299,20 +292,16 @@ static void factors(verdict & all) {
 int main() {
     attentions("F16", GGML_TYPE_F16);
     attentions("Q8_0", GGML_TYPE_Q8_0);
-    verdict few, many, rest;
+    verdict nets, rest;
     for (int64_t size : { 16, 128 }) {
-        for (int64_t n_tokens : { 1, 3, 15 }) {
-            delta_net(size, n_tokens, few);
-        }
-        for (int64_t n_tokens : { 16, 19, 37 }) {
-            delta_net(size, n_tokens, many);
+        for (int64_t n_tokens : { 1, 3, 15, 16, 37 }) {
+            delta_net(size, n_tokens, nets);
         }
     }
     for (int64_t n_tokens : { 1, 2, 3, 7, 15, 16, 17, 37 }) {
         convolution(n_tokens, rest);
     }
     factors(rest);
-    few.print("few_tokens");
-    many.print("many_tokens");
+    nets.print("delta_nets");
     rest.print("convolutions");
 }

@@ -33,7 +33,7 @@ def measured(printed, request: pytest.FixtureRequest) -> dict[str, list[str]]:
     return printed("operations.cpp", KERNELS, request.param)
 
 
-@pytest.mark.parametrize("name", ["F16", "Q8_0", "few_tokens", "many_tokens", "convolutions"])
+@pytest.mark.parametrize("name", ["F16", "Q8_0", "delta_nets", "convolutions"])
 def test_operation(measured: dict[str, list[str]], name: str) -> None:
     """All is computed in floats, whatever the type of the cache."""
     error, bits = measured[name]

@@ -1,8 +1,8 @@
 """The CPU patches: attention of 1 to 8 rows, and of more, against numpy in float64.
 
 A row's bits depend on what the row itself sees, and on nothing else: not on the number of threads,
-nor on hidden cells, whatever is in them and however many follow the last one. With 1 to 8 rows they
-do not depend on the rows beside it either. Shapes are those around the edges of the kernels' tiles
+nor on hidden cells, whatever is in them and however many follow the last one, nor on the rows
+beside it, however many. Shapes are those around the edges of the kernels' tiles
 (64 cells), stretches (256 cells, from 4,096 on 512), panels (48 or 16 queries, rows and heads
 together) and blocks (240 queries).
 """
@@ -188,6 +188,66 @@ def test_the_rows_beside_it_in_other_shapes(ggml: Attention, heads: int, kv: int
     assert_rows_are_rows_alone(ggml, case(400, 8, heads, kv, d), (2, 3, 4, 5, 6, 7, 8))
     biased = replace(case(400, 8, heads, kv, d), max_bias=8.0, softcap=20.0)
     assert_rows_are_rows_alone(ggml, biased, (2, 7))
+
+
+def assert_rows_are_those_of_prompts(ggml: Attention, one: Case) -> None:
+    """Rows of any number of rows, by both kernels."""
+    n = one.q.shape[1]
+    whole = ggml.run(one)
+    for count, firsts in {1: (0, 14, 15, n - 1), 8: (11,), 9: (11,), 16: (0, n - 16)}.items():
+        for first in firsts:
+            found = ggml.run(one.rows(*range(first, first + count)), 1 + count % 2)
+            wanted = whole[:, first : first + count]
+            assert found.tobytes() == wanted.tobytes(), f"{count} rows from {first} on"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("cells", usual(70, 572, long=(300, 4500)))
+@pytest.mark.parametrize(("heads", "kv", "d"), [(8, 2, 64), (3, 3, 128), (4, 1, 256)])
+def test_few_rows_and_many(
+    ggml: Attention, heads: int, kv: int, d: int, cells: int, kind: str
+) -> None:
+    """A prompt, and its rows in parts. With 70 cells, they are a prompt's first: they have no key
+    to say how channels are balanced."""
+    one = case(cells, 70, heads, kv, d, type_k=TYPES[kind], type_v=TYPES[kind])
+    one.k[..., 5] *= 20
+    assert_rows_are_those_of_prompts(ggml, one)
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize(
+    "shape",
+    [(48, 2, 64), (6, 2, 96), (5, 1, 80), (2, 1, 512), (71, 1, 64)],
+    ids=lambda shape: "-".join(map(str, shape)),
+)
+def test_few_rows_and_many_in_other_shapes(
+    ggml: Attention, shape: tuple[int, int, int], kind: str
+) -> None:
+    types = {"type_k": TYPES[kind], "type_v": TYPES[kind]} if shape[2] % 32 == 0 else {}
+    one = case(300, 70, *shape, **types)
+    assert one.mask is not None
+    one.k[..., 5] *= 20
+    assert_rows_are_those_of_prompts(ggml, one)
+    less = np.random.default_rng(0).integers(0, 8, one.mask.shape)
+    biased = replace(one, mask=(one.mask - less).astype(np.float32), max_bias=8.0)
+    sinks = np.linspace(-2, 8, shape[0]).astype(np.float32)
+    assert_rows_are_those_of_prompts(ggml, replace(biased, softcap=20.0, sinks=sinks))
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_few_rows_and_many_that_see_other_cells(ggml: Attention, kind: str) -> None:
+    """A window; rows that see little or nothing; the rows of two sequences in one cache."""
+    one = case(600, 70, type_k=TYPES[kind], type_v=TYPES[kind])
+    assert one.mask is not None
+    window, sequences = replace(one, mask=one.mask.copy()), replace(one, mask=one.mask.copy())
+    assert window.mask is not None and sequences.mask is not None
+    for row in range(70):
+        window.mask[0, row, : 430 + row] = HIDDEN
+        sequences.mask[0, row, row // 35 :: 2] = HIDDEN
+    hide_tiles(one)
+    for other in (one, window, sequences):
+        other.k[..., 5] *= 20
+        assert_rows_are_those_of_prompts(ggml, other)
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])

@@ -57,7 +57,7 @@ def test_a_column_has_the_bits_that_it_has_alone(ggml: Products, kind: int, m: i
 @EVERY_TYPE
 def test_so_it_has_in_products_of_several_matrices(ggml: Products, kind: int) -> None:
     """As heads of keys with queries, two of these to one of those."""
-    m, k = 20, 256
+    m, k = 20, 512
     weights, columns = ggml.quantize(normal(2, m, k), kind), normal(4, 40, k)
     for n in (1, 5, 40):
         with ggml.context(2**22) as ctx:
