@@ -28,6 +28,8 @@ KINDS = {
 }
 EVERY_TYPE = pytest.mark.parametrize("kind", KINDS.values())
 FLOATS = pytest.mark.parametrize("kind", [F32, F16, BF16], ids=["F32", "F16", "BF16"])
+
+
 def upstream(ggml: Products, weights: bytes, m: int, columns: Floats, kind: int = Q8_0) -> Floats:
     """[n, m]: each column multiplied alone, as upstream does it."""
     assert native.load().set_cpu_switch("small_batch", False)

@@ -91,7 +91,7 @@ def test_a_round_is_two_graphs_and_none_is_built_anew(
         for depths in (Scripted(*range(AUTO_DEPTH + 1)), DepthController(AUTO_DEPTH)):
             drafting.depths = depths
             built.clear()
-            session.generate(prompts, max_tokens=60, ignore_eos=True).run()
+            session.generate(prompts, max_tokens=40, ignore_eos=True).run()
             if not isinstance(depths, Scripted):
                 assert len(built) > 5 and not any(built)
             session.reset()

@@ -291,7 +291,7 @@ def test_refusals(demo: Model, vision: Vision) -> None:
 def test_an_answer_has_the_digits_of_a_fresh_one(
     demo: Model, vision: Vision, n_ubatch: int
 ) -> None:
-    """Whatever is cached when a prompt with images comes, and with drafts; see test_random_walks."""
+    """With images, too, whatever is cached when they come, and with drafts."""
 
     def asked(session: Session, name: str) -> list[object]:
         text, images = of(name)
