@@ -119,16 +119,17 @@ inline visibility visibility_of(const ggml_fp16_t * mask, int n) {
     if (!mask) {
         return { all, false };
     }
-    uint16_t any = 0;
+    uint16_t any = 0, shown = 0;
     for (int c = 0; c < n; ++c) {
-        any |= mask[c];
+        any   |= mask[c];
+        shown |= mask[c] ^ 0xFC00; // -INFINITY
     }
-    if (!any) {
-        return { all, false };
+    if (!any || !shown) { // most tiles: quickly
+        return { any ? 0 : all, false };
     }
     visibility s = { 0, false };
     for (int c = 0; c < n; ++c) {
-        const bool seen = mask[c] != 0xFC00; // -INFINITY
+        const bool seen = mask[c] != 0xFC00;
         s.cells  |= uint64_t(seen) << c;
         s.biased |= seen && mask[c] != 0;
     }
