@@ -5,14 +5,10 @@
 
 #include "ggml.h"
 
-#include <algorithm>
-
 bool llama_cells_rule::place(const llama_kv_cells & cells, const llama_ubatch & ubatch, std::vector<uint32_t> & idxs) const {
     const size_t n_before = idxs.size();
 
-    const auto is_taken = [&](uint32_t cell) {
-        return std::find(idxs.begin() + n_before, idxs.end(), cell) != idxs.end();
-    };
+    std::vector<bool> taken(cells.size());
     const auto is_free = [&](uint32_t cell) {
         if (cell >= cells.size()) {
             return false;
@@ -31,8 +27,9 @@ bool llama_cells_rule::place(const llama_kv_cells & cells, const llama_ubatch & 
         for (uint32_t j = 0; j < n_seqs && !found; ++j) {
             const uint32_t cell = n_swa > 0 ? pos % cells.size()
                 : (tile*n_seqs + (seq + j) % n_seqs)*LLAMA_CELLS_TILE + pos % LLAMA_CELLS_TILE;
-            found = is_free(cell) && !is_taken(cell);
+            found = is_free(cell) && !taken[cell];
             if (found) {
+                taken[cell] = true;
                 idxs.push_back(cell);
             }
         }

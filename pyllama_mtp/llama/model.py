@@ -212,7 +212,9 @@ class Model(Owned, OfThisProcess):
         names = {"Q8_0", *weights, *self.adapters.types}
         numbers = [number for number, (name, *_) in TENSOR_TYPES.items() if name in names]
         ours = all(map(self._library.few_columns, numbers))  # on no other CPU than x86
-        return ours and self.architecture in SAME_BITS and not self.on_gpu
+        sizes = self.info.head_dim_k, self.info.head_dim_v
+        heads = not any(size % 16 for size in sizes)  # else attention is upstream's
+        return ours and heads and self.architecture in SAME_BITS and not self.on_gpu
 
     def _mapped_files(self) -> list[tuple[Path, os.stat_result]]:
         """Files whose weights are used where they lie."""
