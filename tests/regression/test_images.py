@@ -23,6 +23,7 @@ from ..marks import usual
 from ..plain import write_model
 from ..processes import RunPython
 from .support import N_UBATCH, answers, engine_of, made_up
+from .test_random_walks import Digits, digits
 from .twocontexts import context, none, one_sequence, state, trunk
 
 #: By name: the text, and which images it shows.
@@ -293,11 +294,10 @@ def test_an_answer_has_the_digits_of_a_fresh_one(
 ) -> None:
     """With images, too, whatever is cached when they come, and with drafts."""
 
-    def asked(session: Session, name: str) -> list[object]:
+    def asked(session: Session, name: str) -> Digits:
         text, images = of(name)
         given = {"max_tokens": 12, "ignore_eos": True, "logprobs": 2}
-        run = session.generate(text, images=images, **given).run()
-        return [(one.token, one.logprob, one.top) for one in run.logprobs or []]
+        return digits(session.generate(text, images=images, **given).run())
 
     rng = np.random.default_rng(n_ubatch)
     settings = dataclasses.replace(SETTINGS, n_batch=512, n_ubatch=n_ubatch, draft_n_max=3)
