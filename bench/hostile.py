@@ -13,8 +13,7 @@ follows from the seed; when they send it does not.
 
 Prints the report. Exit code 1: a goal is missed. Each of these is one:
 
-- Every honest answer is that of the session, or parts from it where the two best logits lie within
-  rounding (a "near tie", told apart).
+- Every honest answer is that of the session.
 - The 95th percentile of the honest clients' time to the first token is at most 1.5 times that
   before the hostile clients came.
 - The server's memory is flat in the last half of the time.
@@ -252,20 +251,14 @@ def attack(port: int, seed: int, seconds: float) -> Hostile:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, the answer of a session that has processed nothing else, and where that has near
-    ties: characters before them, and the other token's."""
+    """A prompt, and the answer of a session that has processed nothing else."""
 
     prompt: list[int]
     text: str
-    ties: list[tuple[int, str]]
 
     def judge(self, answer: Answer) -> str:
-        """Whether an answer is "right", a "near tie", "wrong", or "failed"."""
-        if answer.error:
-            return "failed"
-        got = answer.text
-        tied = any(got[:n] == self.text[:n] and got[n:].startswith(t) for n, t in self.ties)
-        return "right" if got == self.text else "near tie" if tied else "wrong"
+        """Whether an answer is "right", "wrong", or "failed"."""
+        return "failed" if answer.error else "right" if answer.text == self.text else "wrong"
 
 
 def questions(path: Path, seed: int, n: int, threads: int) -> list[Question]:
@@ -279,13 +272,8 @@ def questions(path: Path, seed: int, n: int, threads: int) -> list[Question]:
             size, at = draw.randint(*PROMPT), draw.randrange(len(tokens) - PROMPT[1])
             prompt = tokens[at : at + size]
             session.reset()
-            answer = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True, log_ties=True)
-            run = answer.run()
-            ties = [
-                (len(model.detokenize(run.tokens[: tie.index])), model.detokenize([tie.other]))
-                for tie in run.telemetry.near_ties or ()
-            ]
-            asked.append(Question(prompt, run.text, ties))
+            answer = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True)
+            asked.append(Question(prompt, answer.run().text))
     return asked
 
 
@@ -315,7 +303,7 @@ class Honest(Load):
             answer = await self.ask(question.prompt, N_ANSWER)
             verdict = question.judge(answer)
             self.verdicts[verdict] += 1
-            if verdict in ("wrong", "failed"):
+            if verdict != "right":
                 self.examples.append(f"{answer.error or answer.text!r}, not {question.text!r}")
 
     async def watch(self) -> None:

@@ -22,13 +22,13 @@ struct llama_cells_rule {
     // Whether one is needed: else upstream's search gives cells in the order of positions.
     bool needed() const { return (n_seqs > 1) != (n_swa > 0); }
 
-    // Appends the cells of a batch's tokens to `idxs`; false: some have no place by this rule, and `idxs` is as it was.
+    // Appends the cells of a batch's tokens to `idxs`; false: there is no room, and `idxs` is as it was.
     //
     // Several sequences: tile t of all of them lies together, [t][sequence][LLAMA_CELLS_TILE]. Where another one has taken the place,
-    // since sequences can share what they begin with, any free one of the same position will do.
+    // since sequences can share what they begin with, any free one of the same position will do, then any free one at all.
     // A window: a ring, cell = position modulo the size.
     bool place(const llama_kv_cells & cells, const llama_ubatch & ubatch, std::vector<uint32_t> & idxs) const;
 };
 
 // Tells an attention over such cells how many sequences share them.
-void llama_cells_share(ggml_tensor * attention, const llama_cparams & cparams);
+void llama_cells_share(ggml_tensor * attention, const llama_cparams & cparams, bool has_window);
