@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import child
 from ..errors import (
     DecodeAborted,
     FatalDecodeError,
@@ -224,6 +225,7 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
             except BaseException:
                 _loaded = None
                 raise
+        child.variables[ENVIRONMENT_VARIABLE] = str(folder)
         return _loaded
 
 
