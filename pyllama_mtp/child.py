@@ -71,6 +71,8 @@ SLOWEST = 10
 WAIT_S = 5.0
 #: A worker's exit code when its memory is at an end.
 NO_MEMORY = 1
+#: Of the environment of workers, besides this process's: the native library that it has loaded.
+variables = dict[str, str]()
 _LENGTH = struct.Struct("=Q")
 
 
@@ -147,6 +149,7 @@ class Workers:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env={**os.environ, **variables},
                 start_new_session=True,  # Ctrl-C is for its parent
             )
         except (OSError, TypeError) as reason:  # TypeError: this Python does not know its program

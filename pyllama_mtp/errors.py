@@ -17,6 +17,10 @@ class UsageError(PyllamaMtpError, ValueError):
     """A bad argument: negative depth, empty prompt, unknown cache type, existing output file."""
 
 
+class CopyError(UsageError, TypeError):
+    """An object that owns native memory was to be copied or pickled."""
+
+
 class _FileError(PyllamaMtpError):
     """A file that cannot be used.
 

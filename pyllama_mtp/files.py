@@ -107,28 +107,29 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 @contextmanager
 def replacing(
-    path: str | os.PathLike[str], name: str = "", mode: int = 0o666
+    path: str | os.PathLike[str], name: str = "", most: int = 0o777
 ) -> Iterator[BinaryIO]:
     """A file to write into, which becomes `path`, or replaces it, when all is on the disk; see
-    :func:`complete`, also for the errors. `mode`: of a new file, less the process's umask."""
+    :func:`complete`, also for the errors and `most`."""
 
     def opener(part: str, flags: int) -> int:
-        return os.open(part, flags, mode)
+        return os.open(part, flags, 0o666 & most)
 
-    with complete(path, name) as part, open(part, "xb", opener=opener) as file:
+    with complete(path, name, most) as part, open(part, "xb", opener=opener) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextmanager
-def complete(path: str | os.PathLike[str], name: str = "") -> Iterator[Path]:
+def complete(path: str | os.PathLike[str], name: str = "", most: int = 0o777) -> Iterator[Path]:
     """A path beside `path` to write to, which becomes `path`, or replaces it, when the block has
     ended. An exception, Ctrl-C too, removes it and leaves an existing file as it was. A file that
     is replaced hands its permissions on.
 
     Args:
         name: of the file, for messages, if not `path`.
+        most: permissions that are handed on at most.
 
     Raises:
         DiskFullError, UsageError: see :func:`write_error`; also where `path` is no regular file.
@@ -140,7 +141,7 @@ def complete(path: str | os.PathLike[str], name: str = "") -> Iterator[Path]:
             raise UsageError(f"cannot write {os.fspath(path)}: it exists and is no regular file")
         yield part
         with suppress(FileNotFoundError):
-            shutil.copymode(target, part)
+            part.chmod(target.stat().st_mode & most)
         part.replace(target)
     except OSError as error:
         raise write_error(error, name or path) from error

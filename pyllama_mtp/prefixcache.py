@@ -135,19 +135,27 @@ class PrefixCache:
         self.sequences = [Sequence(i, n_ctx, Checkpoints(limit)) for i in range(n_sequences)]
         if TRIAL in os.environ:
             target.keep_states(min(limit, ON_DEVICE))
+        self._unstored = self.sequences
         self.identity = cache(partial(identity_of, target, drafting.head, settings))
         self.store = PromptStore(self._model, n_ctx, settings, self.identity)
 
     def close(self, intact: bool) -> None:
         """Store the texts in files, if there is a folder for them and the contexts are intact."""
-        if self.store.has_folder and intact:
-            for one in sorted(self.sequences, key=lambda one: -one.used):
-                if len(one.tokens) >= TAIL:
-                    try:
-                        self._store(one)
-                    except PyllamaMtpError as error:
-                        log.info("a prompt is not stored: %s", error)
+        texts = [one for one in self.sequences if len(one.tokens) >= TAIL and intact]
+        self._unstored = sorted(texts, key=lambda one: one.used)
+        while self._unstored and self.store.has_folder:
+            try:
+                self._store(self._unstored[-1])
+            except PyllamaMtpError as error:
+                log.info("a prompt is not stored: %s", error)
+            self._unstored.pop()
         self.store.close()
+
+    @property
+    def n_unwritten(self) -> int:
+        """Texts that are still to be stored in files, if there is a folder for them."""
+        left = sum(len(one.tokens) >= TAIL for one in self._unstored)
+        return left + self.store.n_unwritten if self.store.has_folder else 0
 
     def release(self, sequence: Sequence) -> None:
         """Empty a sequence."""

@@ -235,7 +235,7 @@ def _plain(value: Value) -> Any:
 
 def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
     """Write a file, or replace one: as a whole or not at all; see :func:`.files.replacing`. Only
-    its owner can read a new file: it holds a conversation.
+    its owner can read it, at any time: it holds a conversation.
 
     Raises:
         UsageError: an identity that is too long; `path` is no regular file, or its folder cannot

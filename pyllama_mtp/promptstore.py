@@ -161,6 +161,11 @@ class PromptStore:
         """Bytes of memory in use."""
         return sum(one.prompt.n_bytes for one in [*self._texts.values()] if one.in_memory)
 
+    @property
+    def n_unwritten(self) -> int:
+        """Texts whose files are being written."""
+        return sum(not one.written.done() for one in [*self._texts.values()] if one.written)
+
     def __len__(self) -> int:
         return len(self._texts)
 

@@ -263,7 +263,11 @@ def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: 
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
-    """The `Sampling` of the options."""
+    """The `Sampling` of the options. GBNF is read by the native library that they name."""
+    if args.grammar and args.lib:
+        from pyllama_mtp.llama import native
+
+        native.load(args.lib)
     return Sampling(**sampling_given(args))
 
 

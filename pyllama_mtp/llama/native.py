@@ -31,7 +31,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import child
 from ..errors import (
+    CopyError,
     DecodeAborted,
     FatalDecodeError,
     InsufficientMemoryError,
@@ -224,6 +226,7 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
             except BaseException:
                 _loaded = None
                 raise
+        child.variables[ENVIRONMENT_VARIABLE] = str(folder)
         return _loaded
 
 
@@ -392,9 +395,9 @@ class Owned:
         raise NotImplementedError
 
     def __reduce_ex__(self, protocol: object) -> str:
-        """For copies and pickles, which would free the memory twice. Raises UsageError."""
+        """For copies and pickles, which would free the memory twice. Raises CopyError."""
         name = type(self).__name__
-        raise UsageError(f"a {name} cannot be copied or pickled: it owns native memory")
+        raise CopyError(f"a {name} cannot be copied or pickled: it owns native memory")
 
     def __enter__(self: T) -> T:
         return self

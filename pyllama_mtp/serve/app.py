@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -349,8 +350,9 @@ async def _whole(request: Request, reply: Reply) -> Response:
 # -- running it ----------------------------------------------------------------------------------
 
 #: Seconds that connections may stay open after the answers have ended, and seconds after which the
-#: process is ended then, whatever it computes.
-CONNECTIONS_S, END_S = 2, 3.5
+#: process is ended then, whatever it computes. Processed prompts that are still to be written have
+#: PROMPTS_S seconds from the signal on.
+CONNECTIONS_S, END_S, PROMPTS_S = 2, 3.5, 9.0
 
 
 class Server(uvicorn.Server):
@@ -404,9 +406,21 @@ class Server(uvicorn.Server):
         self.signal = sig
         self.should_exit = True
         self._generator.end(self._grace_s)
-        last = threading.Timer(self._grace_s + END_S, os._exit, (128 + sig,))
-        last.daemon = True
-        last.start()
+        _later(self._grace_s + END_S, self._end, 128 + sig, time.monotonic() + PROMPTS_S)
+
+    def _end(self, code: int, last: float) -> None:
+        """End the process, when all prompts are written or at the time `last`."""
+        while (n := self._generator.n_unwritten) and time.monotonic() < last:
+            time.sleep(0.1)
+        _later(0.5, os._exit, code)  # the log may be a pipe that nobody reads
+        if n:
+            log.warning("processed prompts lost, as there was no time to write them: %d", n)
+
+
+def _later(seconds: float, call: Callable[..., None], *arguments: object) -> None:
+    timer = threading.Timer(seconds, call, arguments)
+    timer.daemon = True
+    timer.start()
 
 
 def listen(host: str, port: int) -> socket.socket:

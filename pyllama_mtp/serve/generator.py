@@ -153,6 +153,11 @@ class Generator(threading.Thread):
         return self._engine.prefixes.store
 
     @property
+    def n_unwritten(self) -> int:
+        """Texts that are still to be stored in files."""
+        return self._engine.prefixes.n_unwritten
+
+    @property
     def n_running(self) -> int:
         """Requests that are being processed."""
         return self._loop.n_running

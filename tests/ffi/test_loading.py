@@ -11,7 +11,7 @@ import pytest
 from pyllama_mtp.errors import LibraryError
 from pyllama_mtp.llama import native
 
-from ..processes import RunPython
+from ..processes import RunPython, environment, start
 
 EXPECTED = {"upstream_commit": "abc", "series": {"patched": "p1", "upstream": "u1"}}
 
@@ -123,6 +123,16 @@ def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
         for choice in (name, str(folder)):
             monkeypatch.setenv("PYLLAMA_MTP_LIB", choice)
             assert native.locate()[0] == folder
+
+
+def test_gbnf_is_read_by_the_library_that_is_named(tmp_path: Path) -> None:
+    """In a process of its own, too, which finds no other one here."""
+    (tmp_path / "a.gbnf").write_text('root ::= "a"')
+    words = ["generate", "x", "-n", "3", "--lib", "upstream", "--grammar"]
+    nowhere = environment(PYLLAMA_MTP_LIB=str(tmp_path))
+    process = start(*words, tmp_path / "a.gbnf", env=nowhere, text=True)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and out.strip() == "a", err
 
 
 def test_backends_in_the_current_folder_are_not_ours(run_python: RunPython, tmp_path: Path) -> None:

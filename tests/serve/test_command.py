@@ -112,6 +112,27 @@ def test_it_ends_whatever_computes(launch: Launch) -> None:
     assert time.monotonic() - began < 10
 
 
+#: Code that has a prompt written in so many seconds, and less time for the end.
+SLOW = """import time
+from pyllama_mtp import promptfile
+from pyllama_mtp.serve import app
+write, app.END_S, app.PROMPTS_S = promptfile.write, 0.5, 4.0
+promptfile.write = lambda *what: (time.sleep({}), write(*what))"""
+
+
+@pytest.mark.parametrize("seconds", [1.5, 60])
+def test_prompts_are_written_at_the_end(launch: Launch, tmp_path: Path, seconds: float) -> None:
+    """As long as there is time; the log says what is lost."""
+    options = ("--grace", "0", "--cache-dir", str(tmp_path), "--threads", "1")
+    process, url = launch(*options, before=SLOW.format(seconds))
+    body = {"prompt": "def f(x): return x\n" * 20, "max_tokens": 2}
+    assert httpx.post(f"{url}/completions", json=body, timeout=60).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=20)
+    assert ("no time to write them: 1" in said) == (seconds > 5), said
+    assert len(list(tmp_path.glob("*.prompt"))) == (seconds < 5)
+
+
 #: Texts that one letter widens, and short ones; of each, as many as a body may have.
 LARGE = (["x" * (limits.TEXT - 99) + "漢"] * 3, ["1" * 12] * 10**6)
 
