@@ -1,7 +1,7 @@
 """The routes of the server, and its run until a signal ends it.
 
-OpenAI's completions, responses and models, a page to chat with, /tokenize, /detokenize, /health and
-/metrics.
+OpenAI's completions, responses and models, Anthropic's messages, a page to chat with, /tokenize,
+/detokenize, /health and /metrics, and llama-server's /props and /slots.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -40,7 +41,17 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native, rpc
 
 from . import limits
-from .answers import Reply, Served, log, one_line, printable, refused, to_json, tokenize
+from .answers import (
+    AS_MUCH_AS_FITS,
+    Reply,
+    Served,
+    log,
+    one_line,
+    printable,
+    refused,
+    to_json,
+    tokenize,
+)
 from .bodies import (
     ApiError,
     Body,
@@ -49,6 +60,7 @@ from .bodies import (
     DetokenizeBody,
     TokenizeBody,
     bad_request,
+    busy,
     parse,
 )
 from .connections import Connection, Guard, close_late, most_unfinished
@@ -168,7 +180,7 @@ def build_app(
         )
     app.add_middleware(Guard, hosts=hosts, origins=origins)
     _add_error_handlers(app, generator)
-    figures, closed = Metrics(generator).registry, [Depends(authorized)]
+    figures, closed = Metrics(generator, served.name).registry, [Depends(authorized)]
 
     @app.get("/")
     async def page() -> Response:
@@ -249,8 +261,18 @@ def build_app(
 
     @app.get("/tokenizer_info", dependencies=closed)
     async def tokenizer_info() -> Response:
-        tokens = {name: text or None for name, text in served.model.template_tokens.items()}
-        return JSONResponse({**tokens, "chat_template": served.model.chat_template or None})
+        return JSONResponse(_texts(served))
+
+    @app.get("/props", dependencies=closed)
+    async def props() -> Response:
+        return JSONResponse(_props(served, generator))
+
+    @app.get("/slots", dependencies=closed)
+    async def slots(fail_on_no_slot: str = "") -> Response:
+        found = generator.slots()
+        if fail_on_no_slot and all(slot["is_processing"] for slot in found):
+            raise busy("no slot is free; try again later")
+        return JSONResponse(found)
 
     async def absent(request: Request) -> Response:
         what = ABSENT[request.url.path.split("/")[2]]
@@ -273,6 +295,33 @@ def _describe(served: Served) -> dict[str, Any]:
         "owned_by": "pyllama-mtp",
         "max_model_len": served.n_ctx,
     }
+
+
+def _props(served: Served, generator: Generator) -> dict[str, Any]:
+    """llama-server's description of a server, as far as its clients read it; without paths."""
+    numbers = {k: v for k, v in asdict(served.model.sampling).items() if type(v) in (int, float)}
+    most = served.max_tokens or AS_MUCH_AS_FITS
+    return {
+        "default_generation_settings": {
+            "n_ctx": served.n_ctx,
+            "speculative": generator.depth > 0,
+            "params": {**numbers, "max_tokens": most, "n_predict": most},
+        },
+        "total_slots": generator.n_sequences,
+        "model_alias": served.name,
+        "model_path": served.name,
+        "modalities": {"vision": served.vision is not None, "audio": False},
+        **_texts(served),
+        "build_info": served.fingerprint,
+        "is_sleeping": False,
+    }
+
+
+def _texts(served: Served) -> dict[str, str | None]:
+    """The texts of the tokens that begin and end texts, and the chat template; None: none."""
+    model = served.model
+    texts = {**model.template_tokens, "chat_template": model.chat_template}
+    return {name: text or None for name, text in texts.items()}
 
 
 def _add_error_handlers(app: FastAPI, generator: Generator) -> None:

@@ -455,6 +455,35 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
     return body
 
 
+def without_neutral(asked: Any, neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The parameters of another API that are given, without those whose value changes nothing, of
+    these. Raises ApiError: 400: one of these has another value."""
+    if not isinstance(asked, dict):
+        raise bad_request("the body must be a JSON object")
+    given = {key: value for key, value in asked.items() if value is not None}
+    for name, values in neutral.items():
+        if given.pop(name, None) not in (None, *values):
+            raise unsupported(name)
+    return given
+
+
+def objects(name: str, value: Any) -> list[dict[str, Any]]:
+    """A list of objects."""
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise bad_request(f"{name} must be a list of objects", name, "invalid_value")
+    if len(value) > limits.MESSAGES:
+        raise bad_request(f"{name} has at most {limits.MESSAGES} objects", name, "invalid_value")
+    return value
+
+
+def pop_object(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """The parameters within a parameter, which is taken out."""
+    found = given.pop(name, {})
+    if not isinstance(found, dict):
+        raise bad_request(f"{name} must be an object", name, "invalid_value")
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def _check_parameters(given: Mapping[str, Any]) -> None:
     """Refuse more than limits.PARAMETERS of all but prompts and messages."""
     large = ("prompt", "messages", "content", "tokens")
