@@ -252,8 +252,6 @@ def make_choices(served: Served, body: Body) -> list[Choice]:
     Raises:
         ApiError: 400 or 404: the prompt is too long or empty, a bad value, another model.
     """
-    if served.strict_model and body.model is not None:
-        served.check_name(body.model)
     options, tools = _chat_options(served, body), _tools(body)
     prompts = _prompts(served, body, options, tools)
     choices: list[Choice] = []
@@ -288,6 +286,8 @@ def _prompts(
     served: Served, body: Body, options: ChatOptions, tools: Tools | None
 ) -> list[list[int] | ImagePrompt]:
     """Token ids of each prompt, or a chat with images."""
+    if served.strict_model and body.model is not None:
+        served.check_name(body.model)
     if isinstance(body, ChatBody):
         messages = [message.to_template() for message in body.messages]
         served.check_length(messages)
@@ -337,6 +337,12 @@ def _tools(body: Body) -> Tools | None:
     except UsageError as error:
         param = "tool_choice" if str(error).startswith("tool_choice") else "tools"
         raise bad_request(str(error), param) from None
+
+
+def count_tokens(served: Served, body: ChatBody) -> int:
+    """Tokens of a chat's prompt, with its tools; rows of images count. Raises ApiError: 400, 404:
+    see :func:`make_choices`."""
+    return len(_prompts(served, body, _chat_options(served, body), _tools(body))[0])
 
 
 def tokenize(served: Served, body: TokenizeBody) -> list[int]:

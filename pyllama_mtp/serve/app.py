@@ -40,11 +40,12 @@ from starlette.types import Receive, Scope, Send
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native, rpc
 
-from . import limits
+from . import limits, messages, responses
 from .answers import (
     AS_MUCH_AS_FITS,
     Reply,
     Served,
+    count_tokens,
     log,
     one_line,
     printable,
@@ -53,6 +54,7 @@ from .answers import (
     tokenize,
 )
 from .bodies import (
+    MESSAGES_PATH,
     ApiError,
     Body,
     ChatBody,
@@ -66,8 +68,9 @@ from .bodies import (
 from .connections import Connection, Guard, close_late, most_unfinished
 from .fetch import fetch_images
 from .generator import Generator, Metrics
+from .messages import MessagesReply, read_messages
 from .reading import GONE, Reader
-from .responses import SCHEMA, ResponsesReply, read_responses
+from .responses import ResponsesReply, read_responses
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
 ABSENT = {
@@ -75,6 +78,7 @@ ABSENT = {
     "images": "images",
     "audio": "audio",
     "moderations": "moderations",
+    "messages": "batches of messages",
     "responses": "stored responses; send the whole conversation as input",
     "files": "files",
     "batches": "batches",
@@ -140,7 +144,8 @@ def build_app(
     """The application; the generator must have been started.
 
     Args:
-        api_key: the KEY that clients must send as ``Authorization: Bearer KEY``; None: none.
+        api_key: the KEY that clients must send as ``Authorization: Bearer KEY``, or as
+            ``x-api-key: KEY``; None: none.
         origins: origins whose pages may use the server from a browser; "*" is all.
         hosts: names that clients may use for this server, see :class:`.Guard`.
         largest_body: bytes of a request's body.
@@ -161,12 +166,17 @@ def build_app(
         if api_key is None:
             return
         # Starlette reads headers as latin-1; clients send a key's letters as that, or as UTF-8.
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if not sum(hmac.compare_digest(given, key) for key in keys):
+        sent = (
+            request.headers.get("authorization", ""),
+            f"Bearer {request.headers.get('x-api-key', '')}",
+        )
+        given = [one.encode("latin-1") for one in sent]
+        if not sum(hmac.compare_digest(one, key) for one in given for key in keys):
             generator.outcomes["unauthorized"] += 1
             raise ApiError(
                 401,
-                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY', or as "
+                "'x-api-key: KEY'",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -212,12 +222,15 @@ def build_app(
     async def openapi() -> Response:
         return JSONResponse(_openapi(app))
 
-    async def answer(
-        request: Request, body: Body, new_reply: Callable[[Served, Any], Reply] = Reply
-    ) -> Response:
+    async def get_images(body: Body) -> None:
         if isinstance(body, ChatBody) and served.image_urls and served.vision:
             with refused("messages"):
                 await fetch_images(body.messages)
+
+    async def answer(
+        request: Request, body: Body, new_reply: Callable[[Served, Any], Reply] = Reply
+    ) -> Response:
+        await get_images(body)
         n_prompts = len(body.prompts) if isinstance(body, CompletionBody) else 1
         generator.check_room(body.n * n_prompts)
         reply = await run_in_threadpool(new_reply, served, body)
@@ -241,6 +254,16 @@ def build_app(
     async def responses(request: Request) -> Response:
         body, repeated = await reader.read(request, read_responses)
         return await answer(request, body, partial(ResponsesReply, repeated=repeated))
+
+    @app.post(MESSAGES_PATH, dependencies=closed)
+    async def messages(request: Request) -> Response:
+        return await answer(request, await reader.read(request, read_messages), MessagesReply)
+
+    @app.post(f"{MESSAGES_PATH}/count_tokens", dependencies=closed)
+    async def count(request: Request) -> Response:
+        body = await reader.read(request, read_messages)
+        await get_images(body)
+        return JSONResponse({"input_tokens": await run_in_threadpool(count_tokens, served, body)})
 
     @app.post("/tokenize", dependencies=closed)
     async def tokenize_text(request: Request) -> Response:
@@ -332,19 +355,20 @@ def _add_error_handlers(app: FastAPI, generator: Generator) -> None:
         if error.status in (400, 404, 413, 415):
             generator.outcomes["invalid"] += 1
         _log_refusal(request, error.status, error.message)
-        return JSONResponse(error.body(), error.status, error.headers)
+        return JSONResponse(error.body(request.url.path), error.status, error.headers)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         message = f"{error.detail}: {request.method} {request.url.path}"
-        body = ApiError(error.status_code, message).body()
+        body = ApiError(error.status_code, message).body(request.url.path)
         return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
         generator.outcomes["error"] += 1
         _log_refusal(request, 500, f"{type(error).__name__}: {error}")
-        return JSONResponse(ApiError(500, "a fault in the server; its log says more").body(), 500)
+        fault = ApiError(500, "a fault in the server; its log says more")
+        return JSONResponse(fault.body(request.url.path), 500)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
@@ -357,7 +381,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     found.setdefault("components", {})["schemas"] = schemas["$defs"]
     paths = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
     bodies = {path: names[kind, "validation"] for path, kind in zip(paths, kinds, strict=True)}
-    bodies["/v1/responses"] = SCHEMA
+    bodies |= {"/v1/responses": responses.SCHEMA, MESSAGES_PATH: messages.SCHEMA}
+    bodies[f"{MESSAGES_PATH}/count_tokens"] = messages.SCHEMA
     for path, schema in bodies.items():
         content = {"application/json": {"schema": schema}}
         found["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}

@@ -46,6 +46,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
+#: Where Anthropic's API is, and its names of errors, by status.
+MESSAGES_PATH = "/v1/messages"
+ANTHROPIC_ERRORS = {
+    **{401: "authentication_error", 403: "permission_error", 404: "not_found_error"},
+    **{413: "request_too_large", 429: "rate_limit_error", 500: "api_error"},
+    **{501: "not_found_error", 503: "overloaded_error"},
+}
 #: Parameters that do not change the answer.
 ABOUT = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 
@@ -74,8 +81,13 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = headers or {}
 
-    def body(self) -> dict[str, Any]:
-        """The response's JSON."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The response's JSON, in the form of the API of this path."""
+        if path.startswith(MESSAGES_PATH):
+            long = self.code == "context_length_exceeded"  # clients shorten it by these words
+            message = f"prompt is too long: {self.message}" if long else self.message
+            kind = ANTHROPIC_ERRORS.get(self.status, "invalid_request_error")
+            return {"type": "error", "error": {"type": kind, "message": message}}
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         other = "server_error" if self.status >= 500 else "invalid_request_error"
         about = {"param": self.param, "code": self.code}
