@@ -8,11 +8,12 @@ version 1.18 and later starts interrupted downloads anew; here the next call con
 from __future__ import annotations
 
 import fcntl
+import fnmatch
 import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -62,8 +63,8 @@ def fetch(repository: str, quant: str | None = None, images: bool = True) -> Pat
 
     Args:
         repository: "OWNER/REPO".
-        quant: the end of the model's name, such as "Q8_0", or the whole name. None: Q4_K_M, or the
-            only model.
+        quant: the end of the model's name, such as "Q8_0", or the whole name, or a pattern for the
+            names of its files, such as "*-Q8_0*". None: Q4_K_M, or the only model.
         images: False: without the image encoder.
 
     Returns:
@@ -138,11 +139,15 @@ def _models(names: Sequence[str]) -> dict[str, list[str]]:
     return {name: files for name, files in models.items() if is_complete(files)}
 
 
-def _of_quant(models: Iterable[str], quant: str) -> list[str]:
-    """The models whose name is `quant` or ends with it.
+def _of_quant(models: Mapping[str, Sequence[str]], quant: str) -> list[str]:
+    """The models with a file whose name `quant` is, or matches as a pattern; else those whose name
+    ends with it.
 
     If several do, those of another mixture are left out (UD-Q4_K_M for Q4_K_M).
     """
+    matching = [name for name, files in models.items() if fnmatch.filter(files, quant)]
+    if matching:
+        return matching
     end = re.compile(rf"(^|[-._/]){re.escape(quant.removesuffix('.gguf'))}$", re.I)
     ending = [name for name in models if end.search(name)]
     plain = [name for name in ending if not name.upper().endswith(f"UD-{quant.upper()}")]
