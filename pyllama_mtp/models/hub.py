@@ -13,9 +13,12 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, cast
 
 from ..errors import (
     DiskFullError,
@@ -27,9 +30,10 @@ from ..errors import (
 )
 from ..files import check_room, write_error
 from .demo import VISION_DEMO, vision_demo_path
-from .ggufheader import PART_NAME
+from .ggufheader import PART_NAME, Parser
 from .ggufinfo import read_gguf
 from .mmproj import fitting_mmprojs
+from .modelinfo import D2T
 from .sidecar import PREFIX as HEAD_PREFIX
 from .sidecar import fitting_heads
 
@@ -54,7 +58,35 @@ def local_file(name: str, images: bool = True) -> str:
     return str(fetch(repository, quant or None, images))
 
 
-def fetch(repository: str, quant: str | None = None, images: bool = True) -> Path:
+@contextmanager
+def described(name: str) -> Iterator[tuple[str, Callable[[str], str]]]:
+    """A file with the header of the model that a name stands for, and a function that gives its
+    path in a text another name. Of a model of the hub only the headers are read, see :func:`fetch`;
+    they are gone after the block."""
+    if not name.startswith(PREFIX):
+        yield local_file(name), str
+        return
+    repository, _, quant = name.removeprefix(PREFIX).partition(":")
+    with TemporaryDirectory(prefix="pyllama-mtp-") as folder:
+        file = fetch(repository, quant or None, headers=Path(folder))
+        yield str(file), lambda text: text.replace(folder, f"{PREFIX}{repository}")
+
+
+def cached() -> dict[str, Path]:
+    """The models in the hub's cache, by name: "hf:OWNER/REPO:MODEL"."""
+    from huggingface_hub import constants
+
+    found = {}
+    for snapshot in sorted(Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*")):
+        repository = snapshot.parts[-3].removeprefix("models--").replace("--", "/", 1)
+        for model, parts in _models(_names(snapshot)).items():
+            found[f"{PREFIX}{repository}:{model}"] = snapshot / parts[0]
+    return found
+
+
+def fetch(
+    repository: str, quant: str | None = None, images: bool = True, headers: Path | None = None
+) -> Path:
     """Download a model of a repository into the hub's cache, unless it is there already.
 
     All parts of a split model are fetched; so are an MTP head in a file of its own, if the model
@@ -66,6 +98,8 @@ def fetch(repository: str, quant: str | None = None, images: bool = True) -> Pat
         quant: the end of the model's name, such as "Q8_0", or the whole name, or a pattern for the
             names of its files, such as "*-Q8_0*". None: Q4_K_M, or the only model.
         images: False: without the image encoder.
+        headers: a folder for files with the headers only, and as long as the whole ones (sparse);
+            the headers are read by ranges. None: whole files, in the cache.
 
     Returns:
         The file to open; of a split model the first.
@@ -91,11 +125,12 @@ def fetch(repository: str, quant: str | None = None, images: bool = True) -> Pat
         return _cached(repository, quant, error)
     names = [file.rfilename for file in about.siblings or ()]
     parts = choose(repository, names, quant)
-    first, *_ = [_download(repository, name, str(about.sha)) for name in parts]
+    get = partial(_download, repository, str(about.sha), headers)
+    first, *_ = [get(name) for name in parts]
     if (head := head_of(parts[0], names)) and not read_gguf(first).has_mtp:
-        _link_beside(first, _download(repository, head, str(about.sha)))
+        _link_beside(first, get(head))
     if images and (mmproj := mmproj_of(parts[0], names)):
-        _link_beside(first, _download(repository, mmproj, str(about.sha)))
+        _link_beside(first, get(mmproj))
     return first
 
 
@@ -198,24 +233,34 @@ def _cached(repository: str, quant: str | None, reason: HubNetworkError) -> Path
     snapshots = _folder(repository) / "snapshots"
     newest = sorted(snapshots.glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
     for snapshot in newest:
-        files = [str(file.relative_to(snapshot)) for file in snapshot.rglob("*.gguf")]
         with suppress(HubQuantError):
-            return snapshot / choose(repository, files, quant)[0]
+            return snapshot / choose(repository, _names(snapshot), quant)[0]
     raise reason
 
 
-def _download(repository: str, name: str, commit: str) -> Path:
-    """Download a file into the cache, or what is missing of it; returns its path."""
+def _names(snapshot: Path) -> list[str]:
+    """The model files of a version in the cache."""
+    return [str(file.relative_to(snapshot)) for file in snapshot.rglob("*.gguf")]
+
+
+def _download(repository: str, commit: str, headers: Path | None, name: str) -> Path:
+    """Download a file into the cache, or what is missing of it; or its header into a folder.
+    Returns its path."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
 
     cached = try_to_load_from_cache(repository, name, revision=commit)
     if isinstance(cached, str):
+        if headers:
+            _link_beside(headers / "any", Path(cached))
+            return headers / Path(cached).name
         return Path(cached)
     with _errors_told(repository):
         url = hf_hub_url(repository, name, revision=commit)
         about = get_hf_file_metadata(url)
         etag, size = about.etag or "", about.size or math.inf
+        if headers:
+            return _read_header(url, headers / PurePosixPath(name).name, about.size or 0)
         if _ETAG.fullmatch(etag) and size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
             blob = _folder(repository) / "blobs" / etag
             blob.parent.mkdir(parents=True, exist_ok=True)
@@ -223,6 +268,50 @@ def _download(repository: str, name: str, commit: str) -> Path:
                 _resume(url, blob, int(size), name)
         # This finds the blob, and links the file's name to it.
         return Path(hf_hub_download(repository, name, revision=commit))
+
+
+class _Ranges:
+    """A file of the hub that is read by ranges, each of which is written into a local file."""
+
+    def __init__(self, url: str, file: BinaryIO, size: int) -> None:
+        self._url, self._file, self._size = url, file, size
+        self.fileno, self.seek = file.fileno, file.seek
+
+    def read(self, n: int) -> bytes:
+        """The next `n` bytes. Raises HubNetworkError: the hub sends whole files only."""
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            get_session,
+            hf_raise_for_status,
+        )
+
+        at = self._file.tell()
+        part = f"bytes={at}-{min(at + n, self._size) - 1}"
+        headers = {**build_hf_headers(), "Range": part}
+        with get_session().stream(
+            "GET", self._url, headers=headers, follow_redirects=True
+        ) as answer:
+            hf_raise_for_status(answer)
+            if answer.status_code != 206:
+                raise HubNetworkError(f"{self._url}: the hub sends no parts of files; download it")
+            data: bytes = answer.read()
+        self._file.write(data)
+        return data
+
+
+def _read_header(url: str, path: Path, size: int) -> Path:
+    """Write the header of a file, and the token ids of a trimmed head, into a file of its length.
+
+    Raises ModelFileError: see :func:`.ggufheader.read_header`.
+    """
+    with path.open("w+b") as file:
+        file.truncate(size)
+        ranges = cast(BinaryIO, _Ranges(url, file, size))
+        for tensor in Parser(ranges, str(path)).parse().tensors:
+            if tensor.name == D2T:
+                file.seek(tensor.offset)
+                ranges.read(tensor.nbytes)
+    return path
 
 
 def _resume(url: str, blob: Path, size: int, name: str) -> None:

@@ -21,7 +21,9 @@ FLOORS = 18
 #: Rooms that nothing below knows, and who may know of them.
 TOP = {
     "cli": {"__main__"},
-    "serve": {"cli"},
+    "highlevel": set[str](),
+    "llmplugin": set[str](),
+    "serve": {"cli", "highlevel"},
     "measure": {"bench", "cli", "examples"},
     "bench": {"cli", "examples"},
     "examples": set[str](),
