@@ -17,7 +17,8 @@ from gguf import GGMLQuantizationType
 from .errors import UsageError, refusal
 from .grammar import Grammar
 from .llama.model import Model
-from .llama.modeloptions import SPLIT_MODES, ModelOptions
+from .llama.modeloptions import ModelOptions
+from .llama.native import Owned
 from .models import hub
 from .promptfile import ProcessedPrompt
 from .scheduler import run_all
@@ -28,42 +29,30 @@ from .telemetry import BatchTelemetry
 #: An answer, or a chunk of a stream, in the form of OpenAI's API.
 Dict: TypeAlias = dict[str, Any]
 
-#: Arguments of theirs that have no effect here, whatever they are.
+#: Arguments of theirs that have no effect here.
 IGNORED = {
-    *("additional_files", "local_dir_use_symlinks", "logits_all", "mirostat_eta", "mirostat_tau"),
-    *("n_threads_batch", "no_perf", "numa", "op_offload", "swa_full", "verbose"),
+    *("additional_files", "last_n_tokens_size", "local_dir_use_symlinks", "logits_all"),
+    *("mirostat_eta", "mirostat_tau", "n_threads_batch", "no_perf", "numa", "verbose"),
 }
-#: Arguments of theirs that may have these values only, and what to do instead.
 STATES = "use Session.hidden_states for the states of a text"
-CACHE = "set HF_HUB_CACHE for the folder of downloads"
-ROPE = "give rope=RopeScaling(...)"
-LIMITED: dict[str, tuple[Any, str]] = {
-    "cache_dir": (None, CACHE),
-    "chat_handler": (None, "use Session(model, vision=Vision(model)) for images"),
-    "draft_model": (None, "drafts come from the model's MTP head and from earlier text"),
-    "embedding": (False, STATES),
-    "last_n_tokens_size": (64, "give repeat_last_n in the call"),
-    "local_dir": (None, CACHE),
-    "logits_processor": (None, "use Session.generate with Sampling(logits_processors=...)"),
-    "mirostat_mode": (0, "use temperature, top_p and min_p"),
-    "offload_kqv": (True, "use n_gpu_layers"),
-    "pooling_type": (-1, STATES),
-    "rope_freq_base": (0.0, ROPE),
-    "rope_freq_scale": (0.0, ROPE),
-    "rope_scaling_type": (-1, ROPE),
-    "stopping_criteria": (None, "iterate over the stream, and stop"),
-    "tfs_z": (1.0, "use top_p or min_p"),
-    "tokenizer": (None, "the tokenizer is that of the model's file"),
-    "vocab_only": (False, "use Model(path, no_alloc=True)"),
+#: Arguments of theirs that must be off, and what to do instead.
+OFF = {
+    **dict.fromkeys(("cache_dir", "local_dir"), "set HF_HUB_CACHE for the folder of downloads"),
+    **dict.fromkeys(("rope_freq_base", "rope_freq_scale"), "give rope=RopeScaling(...)"),
+    "chat_handler": "use Session(model, vision=Vision(model)) for images",
+    "draft_model": "drafts come from the model's MTP head and from earlier text",
+    "embedding": STATES,
+    "lora_path": "give lora=FILE",
+    "logits_processor": "use Session.generate with Sampling(logits_processors=...)",
+    "mirostat_mode": "use temperature, top_p and min_p",
+    "stopping_criteria": "iterate over the stream, and stop",
 }
 #: Chat formats by name, and what templates of that format write.
 CHAT_FORMATS = {
     **dict.fromkeys(("chatml", "chatml-function-calling", "qwen"), "<|im_start|>"),
     **dict.fromkeys(("llama-2", "mistral-instruct"), "[INST]"),
-    "gemma": "<start_of_turn>",
-    "llama-3": "<|start_header_id|>",
+    **{"gemma": "<start_of_turn>", "llama-3": "<|start_header_id|>"},
 }
-#: Seeds of theirs that mean: any.
 ANY_SEED = (None, -1, 0xFFFFFFFF)
 
 
@@ -76,7 +65,7 @@ class LlamaGrammar(Grammar):
         return cls("gbnf", grammar)
 
 
-class Llama:
+class Llama(Owned):
     """A model and a session, with the calls and dicts of llama-cpp-python. A context manager.
 
     Attributes:
@@ -103,10 +92,15 @@ class Llama:
                 :class:`.Settings`, by name.
 
         Raises:
-            UsageError: an unknown argument, or one that this class lacks; a chat format that is not
-                the file's. For the rest see :class:`.Model` and :class:`.Session`.
+            UsageError: an unknown argument, a chat format that is not the file's, or missing
+                packages. For the rest see :class:`.Model` and :class:`.Session`.
         """
-        self._answers, self._bodies = _serve()
+        try:
+            from .serve import answers, bodies
+        except ImportError as error:
+            packages = "pip install 'pyllama-mtp[serve]'"
+            raise UsageError(f"{error}; Llama needs more packages: {packages}") from None
+        self._answers, self._bodies = answers, bodies
         options = _translated(options)
         names = [{one.name for one in fields(kind)} for kind in (ModelOptions, Settings)]
         for name in sorted(options.keys() - names[0] - names[1]):
@@ -121,7 +115,7 @@ class Llama:
         except BaseException:
             self.model.close()
             raise
-        self._seed = seed
+        self._seed = None if seed in ANY_SEED else seed
         about = (os.fspath(model_path), self.n_ctx(), None, "pyllama-mtp", int(time.time()))
         self._served = self._answers.Served(self.model, *about)
 
@@ -130,12 +124,9 @@ class Llama:
         """Download a model of a Hugging Face hub into the hub's cache, and open it.
 
         Args:
-            filename: its name, or a pattern (`*Q8_0.gguf`); its parts, and an MTP head in a file of
-                its own, come along. None: see :func:`.hub.fetch`.
+            filename: its name, or a pattern (`*Q8_0.gguf`); see :func:`.hub.fetch`, also for what
+                it raises.
             options: see :class:`Llama`.
-
-        Raises:
-            HubError: the download failed; subclasses say why. For the rest see :class:`Llama`.
         """
         _translated(options)
         return cls(hub.fetch(repo_id, filename, images=False), **options)
@@ -167,21 +158,18 @@ class Llama:
 
         Args:
             messages: as in OpenAI's API.
-            options: parameters of the server's /v1/chat/completions (`tools`, `tool_choice`,
-                `response_format`, ...), and `grammar`.
-
-        Returns, raises: see :meth:`create_completion`.
+            options: those of the server's /v1/chat/completions; see :meth:`create_completion`.
         """
         self.session._engine.chats = True
-        return self._answer("ChatBody", {"messages": list(messages)} | options)
+        return self._answer("ChatBody", {"messages": messages} | options)
 
     def _answer(self, kind: str, options: Dict) -> Dict | Iterator[Dict]:
         """The answer to a body of this kind, or its chunks."""
         options = _translated(options)
-        if "max_tokens" in options:
-            options["max_tokens"] = max(options["max_tokens"] or -1, -1)
-        seeds = (one for one in (options.get("seed"), self._seed) if one not in ANY_SEED)
-        options["seed"] = next(seeds, None)
+        if options.get("max_tokens", 1) in (None, 0):
+            options["max_tokens"] = -1
+        if options.get("seed") in ANY_SEED:
+            options["seed"] = self._seed
         if isinstance(grammar := options.get("grammar"), Grammar):
             if grammar.kind not in ("gbnf", "json_schema"):
                 raise refusal("grammar", grammar, "GBNF or a JSON schema")
@@ -246,43 +234,20 @@ class Llama:
         """Free contexts and model. May be called again."""
         self.model.close()
 
-    def __enter__(self) -> Llama:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _serve() -> tuple[Any, Any]:
-    """The modules that make dicts of answers, and check what is asked. Raises UsageError: their
-    packages are missing."""
-    try:
-        from .serve import answers, bodies
-    except ImportError as error:
-        raise UsageError(
-            f"{error}; Llama needs more packages: pip install 'pyllama-mtp[serve]'"
-        ) from None
-    return answers, bodies
-
 
 def _translated(options: Dict) -> Dict:
     """Arguments of theirs by our names and with our values. Raises UsageError: a value that has no
     counterpart here."""
     options = {name: value for name, value in options.items() if name not in IGNORED}
-    for name, (value, instead) in LIMITED.items():
-        if (given := options.pop(name, value)) not in (value, None):
-            raise UsageError(f"Llama has no {name} {given!r}; {instead}")
+    for name, instead in OFF.items():
+        if options.pop(name, None):
+            raise UsageError(f"Llama has no {name}; {instead}")
     if isinstance(on := options.get("flash_attn"), bool):
         options["flash_attn"] = "on" if on else "auto"
-    if isinstance(mode := options.get("split_mode"), int) and 0 <= mode < len(SPLIT_MODES):
-        options["split_mode"] = SPLIT_MODES[mode]
     types = {int(one): one.name.lower() for one in GGMLQuantizationType}
     for name in ("type_k", "type_v"):
         if (kind := options.pop(name, None)) is not None:
             options[f"cache_{name}"] = types.get(kind, kind)
-    scale = options.pop("lora_scale", 1.0)
-    if (adapter := options.pop("lora_path", None)) is not None:
-        options["lora"] = [(adapter, scale)]
     if options.get("n_threads", 1) is None:
         del options["n_threads"]
     return options
@@ -290,14 +255,11 @@ def _translated(options: Dict) -> Dict:
 
 def _check_format(chat_format: str | None, model: Model) -> None:
     """Raise UsageError for a chat format that is unknown, or not that of the model's file."""
-    if chat_format in (None, "chat_template.default"):
+    if chat_format is None:
         return
-    mark = CHAT_FORMATS.get(str(chat_format))
-    if mark is None or mark not in model.chat_template:
-        fault = f"the template of {model.path} is another"
-        if mark is None:
-            fault = f"the known ones are {', '.join(CHAT_FORMATS)}"
+    known = [name for name, mark in CHAT_FORMATS.items() if mark in model.chat_template]
+    if chat_format not in known:
         raise UsageError(
-            f"the chat format {chat_format!r} cannot be used, {fault}; leave chat_format out: "
-            "chats follow the template of the model's file"
+            f"the chat format {chat_format!r} cannot be used: chats follow the template of "
+            f"{model.path} ({' or '.join(known) or 'no known format'}); leave chat_format out"
         )

@@ -1,8 +1,4 @@
-"""A plugin for llm (https://llm.datasette.io), which finds it by its entry point.
-
-The model `pyllama-mtp` is the file of the option `path`, by default the demo; models in the hub's
-cache have names of their own, such as hf:OWNER/REPO:MODEL. A loaded model stays for the next turns.
-"""
+"""A plugin for llm (https://llm.datasette.io), which finds it by its entry point."""
 
 from __future__ import annotations
 
@@ -17,26 +13,21 @@ from .errors import PyllamaMtpError
 
 
 class PyllamaMtp(llm.Model):
-    """A GGUF file, with MTP on."""
+    """A GGUF file, with MTP on; it stays loaded for the next turns."""
 
-    can_stream = True
+    model_id, can_stream = "pyllama-mtp", True
+    _opened: tuple[Any, Any] = (None, None)
 
     class Options(llm.Options):
-        """Options of a prompt; the file says the defaults of sampling."""
+        """Options of a prompt; None: as the file says."""
 
         path: str | None = Field(None, description="a .gguf file, or hf:OWNER/REPO[:QUANT]")
         n_ctx: int = Field(0, description="most tokens of the conversation; 0: as much as is usual")
         max_tokens: int | None = Field(None, description="most tokens of an answer")
         thinking: bool | None = Field(None, description="whether the model thinks first")
         temperature: float | None = Field(None, description="0: the likeliest tokens")
-        top_k: int | None = Field(None, description="keep the K likeliest tokens")
         top_p: float | None = Field(None, description="keep the likeliest that sum up to P")
-        min_p: float | None = Field(None, description="least share of the likeliest's probability")
         seed: int | None = Field(None, description="same seed, same text")
-
-    def __init__(self, model_id: str, path: str | None = None) -> None:
-        self.model_id, self._path = model_id, path
-        self._opened: tuple[Any, Any] = (None, None)
 
     def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
         """The text of the answer, piece by piece. Raises llm.ModelError."""
@@ -47,9 +38,9 @@ class PyllamaMtp(llm.Model):
             messages.append({"role": "user", "content": turn.prompt.prompt})
             if turn is not response:
                 messages.append({"role": "assistant", "content": turn.text()})
-        options = {k: v for k, v in prompt.options.model_dump().items() if v is not None}
+        options = prompt.options.model_dump(exclude_none=True)
         try:
-            session = self._session(options.pop("path", self._path), options.pop("n_ctx"))
+            session = self._session(options.pop("path", None), options.pop("n_ctx"))
             told = {name: options.pop(name, None) for name in ("max_tokens", "thinking")}
             sampling = dataclasses.replace(session.model.sampling, **options)
             answer = session.chat(messages, sampling=sampling, **told)
@@ -59,17 +50,18 @@ class PyllamaMtp(llm.Model):
             raise llm.ModelError(str(error)) from error
         response.set_usage(input=answer.telemetry.n_prompt, output=len(answer.tokens))
 
-    def _session(self, path: str | None, n_ctx: int) -> Any:
-        """The session on a file; another one is closed."""
+    def _session(self, *wanted: Any) -> Any:
+        """The session on a file (None: the demo) with this n_ctx; another one is closed."""
         from . import Model, Session, Settings
         from .models.demo import demo_path
         from .models.hub import local_file
 
-        wanted = path, n_ctx
         before, session = self._opened
-        if session is None or before != wanted:
-            if session is not None:
+        if before != wanted:
+            if session:
                 session.model.close()
+            self._opened = (None, None)
+            path, n_ctx = wanted
             model = Model(local_file(path, images=False) if path else demo_path())
             session = Session(model, Settings(n_ctx=n_ctx))
             self._opened = wanted, session
@@ -78,13 +70,5 @@ class PyllamaMtp(llm.Model):
 
 @llm.hookimpl
 def register_models(register: Callable[..., object]) -> None:
-    """The model of any file, and those of the hub's cache."""
-    register(PyllamaMtp("pyllama-mtp"))
-    try:
-        from .models.hub import cached
-
-        models = cached()
-    except ImportError:  # huggingface_hub is not installed
-        return
-    for name, file in models.items():
-        register(PyllamaMtp(name, str(file)))
+    """The one model of this plugin."""
+    register(PyllamaMtp())

@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, cast
+from types import SimpleNamespace
+from typing import Any
 
 from ..errors import (
     DiskFullError,
@@ -70,18 +71,6 @@ def described(name: str) -> Iterator[tuple[str, Callable[[str], str]]]:
     with TemporaryDirectory(prefix="pyllama-mtp-") as folder:
         file = fetch(repository, quant or None, headers=Path(folder))
         yield str(file), lambda text: text.replace(folder, f"{PREFIX}{repository}")
-
-
-def cached() -> dict[str, Path]:
-    """The models in the hub's cache, by name: "hf:OWNER/REPO:MODEL"."""
-    from huggingface_hub import constants
-
-    found = {}
-    for snapshot in sorted(Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*")):
-        repository = snapshot.parts[-3].removeprefix("models--").replace("--", "/", 1)
-        for model, parts in _models(_names(snapshot)).items():
-            found[f"{PREFIX}{repository}:{model}"] = snapshot / parts[0]
-    return found
 
 
 def fetch(
@@ -233,14 +222,10 @@ def _cached(repository: str, quant: str | None, reason: HubNetworkError) -> Path
     snapshots = _folder(repository) / "snapshots"
     newest = sorted(snapshots.glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
     for snapshot in newest:
+        files = [str(file.relative_to(snapshot)) for file in snapshot.rglob("*.gguf")]
         with suppress(HubQuantError):
-            return snapshot / choose(repository, _names(snapshot), quant)[0]
+            return snapshot / choose(repository, files, quant)[0]
     raise reason
-
-
-def _names(snapshot: Path) -> list[str]:
-    """The model files of a version in the cache."""
-    return [str(file.relative_to(snapshot)) for file in snapshot.rglob("*.gguf")]
 
 
 def _download(repository: str, commit: str, headers: Path | None, name: str) -> Path:
@@ -270,47 +255,32 @@ def _download(repository: str, commit: str, headers: Path | None, name: str) -> 
         return Path(hf_hub_download(repository, name, revision=commit))
 
 
-class _Ranges:
-    """A file of the hub that is read by ranges, each of which is written into a local file."""
-
-    def __init__(self, url: str, file: BinaryIO, size: int) -> None:
-        self._url, self._file, self._size = url, file, size
-        self.fileno, self.seek = file.fileno, file.seek
-
-    def read(self, n: int) -> bytes:
-        """The next `n` bytes. Raises HubNetworkError: the hub sends whole files only."""
-        from huggingface_hub.utils import (  # type: ignore[attr-defined]
-            build_hf_headers,
-            get_session,
-            hf_raise_for_status,
-        )
-
-        at = self._file.tell()
-        part = f"bytes={at}-{min(at + n, self._size) - 1}"
-        headers = {**build_hf_headers(), "Range": part}
-        with get_session().stream(
-            "GET", self._url, headers=headers, follow_redirects=True
-        ) as answer:
-            hf_raise_for_status(answer)
-            if answer.status_code != 206:
-                raise HubNetworkError(f"{self._url}: the hub sends no parts of files; download it")
-            data: bytes = answer.read()
-        self._file.write(data)
-        return data
-
-
 def _read_header(url: str, path: Path, size: int) -> Path:
-    """Write the header of a file, and the token ids of a trimmed head, into a file of its length.
+    """Write a file of this size with the header only, and the token ids of a trimmed head; both are
+    read by ranges. Raises ModelFileError: see :func:`.ggufheader.read_header`."""
+    from huggingface_hub import utils
 
-    Raises ModelFileError: see :func:`.ggufheader.read_header`.
-    """
     with path.open("w+b") as file:
+
+        def read(n: int) -> bytes:
+            at = file.tell()
+            part = {"Range": f"bytes={at}-{min(at + n, size) - 1}"}
+            headers = {**utils.build_hf_headers(), **part}  # type: ignore[attr-defined]
+            session = utils.get_session()
+            with session.stream("GET", url, headers=headers, follow_redirects=True) as answer:
+                utils.hf_raise_for_status(answer)
+                if answer.status_code != 206:
+                    raise HubNetworkError(f"{url}: the hub sends whole files only; download it")
+                data: bytes = answer.read()
+            file.write(data)
+            return data
+
         file.truncate(size)
-        ranges = cast(BinaryIO, _Ranges(url, file, size))
+        ranges: Any = SimpleNamespace(read=read, seek=file.seek, fileno=file.fileno)
         for tensor in Parser(ranges, str(path)).parse().tensors:
             if tensor.name == D2T:
                 file.seek(tensor.offset)
-                ranges.read(tensor.nbytes)
+                read(tensor.nbytes)
     return path
 
 

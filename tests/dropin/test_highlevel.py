@@ -22,7 +22,12 @@ ASK = [
     {"role": "system", "content": "You are a helpful assistant that outputs in JSON."},
     {"role": "user", "content": "Who won the world series in 2020"},
 ]
-TEAM = {"type": "object", "properties": {"team_name": {"enum": ["A", "B"]}}}
+TEAM = {
+    "type": "object",
+    "properties": {"team_name": {"enum": ["A", "B"]}},
+    "required": ["team_name"],
+    "additionalProperties": False,
+}
 DETAIL = {
     "name": "UserDetail",
     "parameters": {
@@ -112,7 +117,7 @@ def test_forms_of_an_answer(llm: Llama) -> None:
     form = {"type": "json_object", "schema": TEAM}
     whole = llm.create_chat_completion(messages=ASK, response_format=form, temperature=0.7)
     said = json.loads(whole["choices"][0]["message"]["content"])  # type: ignore[index]
-    assert said.get("team_name", "A") in ("A", "B")
+    assert said["team_name"] in ("A", "B")
     gbnf = 'root ::= "yes" | "no"'
     for grammar in (gbnf, LlamaGrammar.from_string(gbnf, verbose=False)):
         whole = llm("Is it? ", grammar=grammar, max_tokens=None)
@@ -155,11 +160,11 @@ def test_states(llm: Llama) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chat_format": "llama-2"}, "'llama-2' cannot be used, the template of .* is another"),
-        ({"chat_format": "nonsense"}, "'nonsense' cannot be used, the known ones are chatml"),
-        ({"embedding": True}, "Llama has no embedding True; use Session.hidden_states"),
-        ({"draft_model": object()}, "no draft_model .* MTP head"),
+        ({"chat_format": "llama-2"}, "'llama-2' cannot be used: .*chatml.*; leave chat_format out"),
+        ({"embedding": True}, "Llama has no embedding; use Session.hidden_states"),
+        ({"draft_model": object()}, "Llama has no draft_model; .* MTP head"),
         ({"temprature": 1}, "Llama has no argument 'temprature'; leave it out"),
+        ({"lora_path": "x.gguf"}, "Llama has no lora_path; give lora=FILE"),
         ({"type_k": 99}, "cache_type_k is 99"),
     ],
 )
@@ -174,10 +179,10 @@ def test_what_calls_lack(demo_file: Path) -> None:
     chosen: dict[str, Any] = {"n_ctx": 0, "chat_format": "chatml", "type_k": 8, "type_v": 8}
     with Llama(demo_file, n_threads=None, seed=1337, use_mmap=True, **theirs, **chosen) as llm:
         assert llm.n_ctx() == llm.model.n_ctx_train
-        assert llm("x", max_tokens=1, mirostat_mode=0, tfs_z=1.0, logits_processor=None)
+        assert llm("x", max_tokens=1, mirostat_mode=0, top_k=40, logits_processor=None)
         for options, message in (
             ({"suffix": "."}, "the parameter 'suffix' is not supported by Llama; leave it out"),
-            ({"mirostat_mode": 2}, "Llama has no mirostat_mode 2; use temperature"),
+            ({"mirostat_mode": 2}, "Llama has no mirostat_mode; use temperature"),
             ({"stop": 3}, "stop"),
         ):
             with pytest.raises(UsageError, match=re.escape(message)):

@@ -31,13 +31,9 @@ print(json.dumps({**seen, "input": second.usage().input}))
 
 
 @pytest.fixture
-def variables(tmp_path: Path, demo_file: Path) -> dict[str, str]:
-    """Only this plugin, no other's logs, and a hub's cache with one model."""
-    snapshot = tmp_path / "hub" / "models--o--r" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "demo-F16.gguf").symlink_to(demo_file)
-    user = {"LLM_LOAD_PLUGINS": "pyllama-mtp", "LLM_USER_PATH": str(tmp_path / "llm")}
-    return {**user, "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
+def variables(tmp_path: Path) -> dict[str, str]:
+    """Only this plugin, and a folder for llm's log."""
+    return {"LLM_LOAD_PLUGINS": "pyllama-mtp", "LLM_USER_PATH": str(tmp_path / "llm")}
 
 
 def test_a_conversation(run_python: RunPython, variables: dict[str, str], demo: Model) -> None:
@@ -58,8 +54,8 @@ def test_a_conversation(run_python: RunPython, variables: dict[str, str], demo: 
     assert (told["second"], told["input"]) == (second.text, second.telemetry.n_prompt)
 
 
-def test_the_command(variables: dict[str, str], tmp_path: Path) -> None:
-    """A file by its path, one of the hub's cache by its name, and a file that is not there."""
+def test_the_command(variables: dict[str, str], tmp_path: Path, demo_file: Path) -> None:
+    """A file by its path, the demo, and a file that is not there."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         options = ("-o", "temperature", "0", "-o", "max_tokens", "8", "What is a list?")
@@ -67,9 +63,8 @@ def test_the_command(variables: dict[str, str], tmp_path: Path) -> None:
         env = environment(**variables)
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
 
-    file = next((tmp_path / "hub").rglob("*.gguf"))
-    by_path = run("-m", "pyllama-mtp", "-o", "path", str(file))
+    by_path = run("-m", "pyllama-mtp", "-o", "path", str(demo_file))
     assert by_path.returncode == 0 and by_path.stdout.strip(), by_path.stderr
-    assert run("-m", "hf:o/r:demo-F16").stdout == by_path.stdout
+    assert run("-m", "pyllama-mtp").stdout == by_path.stdout
     missing = run("-m", "pyllama-mtp", "-o", "path", "none.gguf")
     assert missing.returncode == 1 and "no such model file: none.gguf" in missing.stderr
