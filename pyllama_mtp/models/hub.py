@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -258,16 +259,14 @@ def _download(repository: str, commit: str, headers: Path | None, name: str) -> 
 def _read_header(url: str, path: Path, size: int) -> Path:
     """Write a file of this size with the header only, and the token ids of a trimmed head; both are
     read by ranges. Raises ModelFileError: see :func:`.ggufheader.read_header`."""
-    from huggingface_hub import utils
-
+    utils: Any = import_module("huggingface_hub.utils")  # which exports not all that others use
     with path.open("w+b") as file:
 
         def read(n: int) -> bytes:
             at = file.tell()
             part = {"Range": f"bytes={at}-{min(at + n, size) - 1}"}
-            headers = {**utils.build_hf_headers(), **part}  # type: ignore[attr-defined]
-            session = utils.get_session()
-            with session.stream("GET", url, headers=headers, follow_redirects=True) as answer:
+            options = {"headers": {**utils.build_hf_headers(), **part}, "follow_redirects": True}
+            with utils.get_session().stream("GET", url, **options) as answer:
                 utils.hf_raise_for_status(answer)
                 if answer.status_code != 206:
                     raise HubNetworkError(f"{url}: the hub sends whole files only; download it")

@@ -112,12 +112,11 @@ def test_litellm(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_instructor(shared: Running) -> None:
     instructor = pytest.importorskip("instructor")
     options: Any = {"model": NAME, "messages": chat("Paint!"), "temperature": 0, "max_tokens": 200}
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
-        completions = instructor.from_openai(shared.client, mode=mode).chat.completions
-        found = completions.create(**options, response_model=Paint, max_retries=0)
-        assert isinstance(found, Paint)
-        *_, last = completions.create_partial(**options, response_model=Paint)
-        assert (last.colour, last.coats) == (found.colour, found.coats)
+    completions = instructor.from_openai(shared.client).chat.completions
+    found = completions.create(**options, response_model=Paint, max_retries=0)
+    assert isinstance(found, Paint)
+    *_, last = completions.create_partial(**options, response_model=Paint)
+    assert (last.colour, last.coats) == (found.colour, found.coats)
 
 
 @pytest.mark.long
