@@ -230,6 +230,19 @@ def test_inspect_reads_the_header_only(
     assert not [*tmp_path.rglob("*.gguf")]
 
 
+SNIPPET = """
+from pyllama_mtp import Llama
+llm = Llama.from_pretrained(repo_id="o/r", filename="*F16.gguf", verbose=False, n_ctx=256)
+asked = [{"role": "user", "content": "What is a list?"}]
+print(llm.create_chat_completion(messages=asked, max_tokens=8)["choices"][0]["message"]["content"])
+"""
+
+
+def test_the_snippet_of_a_page_runs(hub: Hub, run_python: RunPython, tmp_path: Path) -> None:
+    done = run_python(SNIPPET, env=hub.environment(tmp_path))
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
 REFUSED = """
 import json, sys
 from pyllama_mtp import Model

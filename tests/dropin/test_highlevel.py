@@ -17,6 +17,8 @@ import pytest
 from pyllama_mtp import Llama, LlamaGrammar, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import UsageError
 
+from ..processes import RunPython
+
 PLANETS = "Q: Name the planets in the solar system? A: "
 ASK = [
     {"role": "system", "content": "You are a helpful assistant that outputs in JSON."},
@@ -173,6 +175,14 @@ def test_states(llm: Llama) -> None:
 def test_what_llama_lacks(demo_file: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Llama(demo_file, n_threads=1, **options)
+
+
+def test_missing_packages(demo_file: Path, run_python: RunPython) -> None:
+    code = "import sys; sys.modules['pydantic'] = None; import pyllama_mtp as p; p.Llama({!r})"
+    done = run_python(code.format(str(demo_file)))
+    assert (
+        done.returncode and "needs more packages: pip install 'pyllama-mtp[serve]'" in done.stderr
+    )
 
 
 def test_what_calls_lack(demo_file: Path) -> None:
