@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .chats.toolcalls import ToolCall as ToolCall
     from .errors import PyllamaMtpError as PyllamaMtpError
     from .grammar import Grammar as Grammar
+    from .highlevel import Llama as Llama
+    from .highlevel import LlamaGrammar as LlamaGrammar
     from .llama import native as native
     from .llama.model import Model as Model
     from .llama.vision import IMAGE_MARKER as IMAGE_MARKER
@@ -46,6 +48,7 @@ _MODULES = {
     "chats.toolcalls": ("CallPiece", "ToolCall"),
     "errors": ("PyllamaMtpError",),
     "grammar": ("Grammar",),
+    "highlevel": ("Llama", "LlamaGrammar"),
     "llama.model": ("Model",),
     "llama.vision": ("IMAGE_MARKER", "Vision"),
     "session": ("BatchGeneration", "BatchSession", "Generation", "Session", "stream"),

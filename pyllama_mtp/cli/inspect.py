@@ -1,4 +1,4 @@
-"""Describe a GGUF model file without loading it: architecture, layers, MTP head,
+"""Describe a GGUF model file without loading or downloading it: architecture, layers, MTP head,
 tensor types, and the memory it needs for a context, against what is available.
 
 examples:
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from pyllama_mtp.errors import LibraryError, ModelFileError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, slow_verdict, step_shares
 from pyllama_mtp.models.architectures import used
 from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_problems
-from pyllama_mtp.models.hub import local_file
+from pyllama_mtp.models.hub import described
 from pyllama_mtp.models.mmproj import find_mmproj, read_mmproj
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD, is_head
@@ -67,17 +68,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the header and print the description."""
-    info = read_gguf(local_file(args.model), args.head)
+    with described(args.model) as (file, told):
+        return _describe(args, file, told)
+
+
+def _describe(args: argparse.Namespace, file: str, told: Callable[[str], str]) -> int:
+    """`told`: the text for a text that may name the file."""
+    info = read_gguf(file, args.head)
     k, v, slow = args.cache_type_k, args.cache_type_v, _slow_types(info)
     settings = Settings(n_ctx=args.n_ctx, cache_type_k=k, cache_type_v=v, draft_n_max=args.depth)
     try:
         (needed, ubatch, costs), why = _needed(info, settings), ""
     except PyllamaMtpError as error:  # a model that cannot be loaded can still be described
-        needed, ubatch, costs, why = {}, None, [], str(error)
+        needed, ubatch, costs, why = {}, None, [], told(str(error))
+    mmproj, why_blind = _mmproj(info)
+    mmproj, why_blind = mmproj and told(mmproj), told(why_blind)
+    info = replace(info, path=told(info.path), head=info.head and told(info.head))
     if args.json:
-        print(json.dumps(_as_json(info, args.n_ctx, needed, ubatch, why, slow), indent=2))
+        print(json.dumps(_as_json(info, mmproj, args.n_ctx, needed, ubatch, why, slow), indent=2))
         return 0
-    _print_model(info)
+    _print_model(info, f"seen with {mmproj}" if mmproj else f"not seen: {why_blind}")
     _print_step(info, slow)
     print(f"memory, context {args.n_ctx}, cache {k}/{v}, draft depth {args.depth}:")
     if why:
@@ -200,12 +210,11 @@ def _mmproj(info: GGUFInfo) -> tuple[str | None, str]:
     return str(path), ""
 
 
-def _print_model(info: GGUFInfo) -> None:
+def _print_model(info: GGUFInfo, images: str) -> None:
     kinds = f"{len(info.attention_layers)} full attention, {len(info.recurrent_layers)} recurrent"
     trunk = f" ({kinds})" if info.validated else ""
     types = ", ".join(f"{t} {n / 2**20:.1f} MiB" for t, n in info.tensor_types.items())
     experts = f", {info.n_expert} experts ({info.n_expert_used} used)" if info.n_expert else ""
-    mmproj, why_blind = _mmproj(info)
     rows = {
         "file": f"{info.path} ({info.size / 1e6:.1f} MB, GGUF {info.version})",
         "name": info.name + (" [synthetic: random weights]" if info.synthetic else ""),
@@ -213,7 +222,7 @@ def _print_model(info: GGUFInfo) -> None:
         "layers": f"{info.n_layer}{trunk}",
         "MTP head": _mtp_text(info),
         **_drafting_rows(info),
-        "images": f"seen with {mmproj}" if mmproj else f"not seen: {why_blind}",
+        "images": images,
         "width": f"{info.n_embd}, {info.n_head} heads ({info.n_head_kv} KV) of "
         f"{info.head_dim_k}{experts}",
         "vocabulary": f"{info.n_vocab} ({info.tokenizer_model}, {info.tokenizer_pre})"
@@ -228,6 +237,7 @@ def _print_model(info: GGUFInfo) -> None:
 
 def _as_json(
     info: GGUFInfo,
+    mmproj: str | None,
     n_ctx: int,
     needed: Needed,
     ubatch: tuple[int, str] | None,
@@ -243,7 +253,7 @@ def _as_json(
         **{name: getattr(info, name) for name in _PROPERTIES},
         "mtp_in_trunk": info.in_trunk,
         "mtp_trimmed_to": head.n_rows if head else None,
-        "mmproj": _mmproj(info)[0],
+        "mmproj": mmproj,
         "n_tensors": len(info.tensors),
         "slow_types": slow,
         "memory": {

@@ -8,13 +8,19 @@ version 1.18 and later starts interrupted downloads anew; here the next call con
 from __future__ import annotations
 
 import fcntl
+import fnmatch
 import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
 from ..errors import (
     DiskFullError,
@@ -26,9 +32,10 @@ from ..errors import (
 )
 from ..files import check_room, write_error
 from .demo import VISION_DEMO, vision_demo_path
-from .ggufheader import PART_NAME
+from .ggufheader import PART_NAME, Parser
 from .ggufinfo import read_gguf
 from .mmproj import fitting_mmprojs
+from .modelinfo import D2T
 from .sidecar import PREFIX as HEAD_PREFIX
 from .sidecar import fitting_heads
 
@@ -53,7 +60,23 @@ def local_file(name: str, images: bool = True) -> str:
     return str(fetch(repository, quant or None, images))
 
 
-def fetch(repository: str, quant: str | None = None, images: bool = True) -> Path:
+@contextmanager
+def described(name: str) -> Iterator[tuple[str, Callable[[str], str]]]:
+    """A file with the header of the model that a name stands for, and a function that gives its
+    path in a text another name. Of a model of the hub only the headers are read, see :func:`fetch`;
+    they are gone after the block."""
+    if not name.startswith(PREFIX):
+        yield local_file(name), str
+        return
+    repository, _, quant = name.removeprefix(PREFIX).partition(":")
+    with TemporaryDirectory(prefix="pyllama-mtp-") as folder:
+        file = fetch(repository, quant or None, headers=Path(folder))
+        yield str(file), lambda text: text.replace(folder, f"{PREFIX}{repository}")
+
+
+def fetch(
+    repository: str, quant: str | None = None, images: bool = True, headers: Path | None = None
+) -> Path:
     """Download a model of a repository into the hub's cache, unless it is there already.
 
     All parts of a split model are fetched; so are an MTP head in a file of its own, if the model
@@ -62,9 +85,11 @@ def fetch(repository: str, quant: str | None = None, images: bool = True) -> Pat
 
     Args:
         repository: "OWNER/REPO".
-        quant: the end of the model's name, such as "Q8_0", or the whole name. None: Q4_K_M, or the
-            only model.
+        quant: the end of the model's name, such as "Q8_0", or the whole name, or a pattern for the
+            names of its files, such as "*-Q8_0*". None: Q4_K_M, or the only model.
         images: False: without the image encoder.
+        headers: a folder for files with the headers only, and as long as the whole ones (sparse);
+            the headers are read by ranges. None: whole files, in the cache.
 
     Returns:
         The file to open; of a split model the first.
@@ -90,11 +115,12 @@ def fetch(repository: str, quant: str | None = None, images: bool = True) -> Pat
         return _cached(repository, quant, error)
     names = [file.rfilename for file in about.siblings or ()]
     parts = choose(repository, names, quant)
-    first, *_ = [_download(repository, name, str(about.sha)) for name in parts]
+    get = partial(_download, repository, str(about.sha), headers)
+    first, *_ = [get(name) for name in parts]
     if (head := head_of(parts[0], names)) and not read_gguf(first).has_mtp:
-        _link_beside(first, _download(repository, head, str(about.sha)))
+        _link_beside(first, get(head))
     if images and (mmproj := mmproj_of(parts[0], names)):
-        _link_beside(first, _download(repository, mmproj, str(about.sha)))
+        _link_beside(first, get(mmproj))
     return first
 
 
@@ -138,11 +164,15 @@ def _models(names: Sequence[str]) -> dict[str, list[str]]:
     return {name: files for name, files in models.items() if is_complete(files)}
 
 
-def _of_quant(models: Iterable[str], quant: str) -> list[str]:
-    """The models whose name is `quant` or ends with it.
+def _of_quant(models: Mapping[str, Sequence[str]], quant: str) -> list[str]:
+    """The models with a file whose name `quant` is, or matches as a pattern; else those whose name
+    ends with it.
 
     If several do, those of another mixture are left out (UD-Q4_K_M for Q4_K_M).
     """
+    matching = [name for name, files in models.items() if fnmatch.filter(files, quant)]
+    if matching:
+        return matching
     end = re.compile(rf"(^|[-._/]){re.escape(quant.removesuffix('.gguf'))}$", re.I)
     ending = [name for name in models if end.search(name)]
     plain = [name for name in ending if not name.upper().endswith(f"UD-{quant.upper()}")]
@@ -199,18 +229,24 @@ def _cached(repository: str, quant: str | None, reason: HubNetworkError) -> Path
     raise reason
 
 
-def _download(repository: str, name: str, commit: str) -> Path:
-    """Download a file into the cache, or what is missing of it; returns its path."""
+def _download(repository: str, commit: str, headers: Path | None, name: str) -> Path:
+    """Download a file into the cache, or what is missing of it; or its header into a folder.
+    Returns its path."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
 
     cached = try_to_load_from_cache(repository, name, revision=commit)
     if isinstance(cached, str):
+        if headers:
+            _link_beside(headers / "any", Path(cached))
+            return headers / Path(cached).name
         return Path(cached)
     with _errors_told(repository):
         url = hf_hub_url(repository, name, revision=commit)
         about = get_hf_file_metadata(url)
         etag, size = about.etag or "", about.size or math.inf
+        if headers:
+            return _read_header(url, headers / PurePosixPath(name).name, about.size or 0)
         if _ETAG.fullmatch(etag) and size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
             blob = _folder(repository) / "blobs" / etag
             blob.parent.mkdir(parents=True, exist_ok=True)
@@ -218,6 +254,33 @@ def _download(repository: str, name: str, commit: str) -> Path:
                 _resume(url, blob, int(size), name)
         # This finds the blob, and links the file's name to it.
         return Path(hf_hub_download(repository, name, revision=commit))
+
+
+def _read_header(url: str, path: Path, size: int) -> Path:
+    """Write a file of this size with the header only, and the token ids of a trimmed head; both are
+    read by ranges. Raises ModelFileError: see :func:`.ggufheader.read_header`."""
+    utils: Any = import_module("huggingface_hub.utils")  # which exports not all that others use
+    with path.open("w+b") as file:
+
+        def read(n: int) -> bytes:
+            at = file.tell()
+            part = {"Range": f"bytes={at}-{min(at + n, size) - 1}"}
+            options = {"headers": {**utils.build_hf_headers(), **part}, "follow_redirects": True}
+            with utils.get_session().stream("GET", url, **options) as answer:
+                utils.hf_raise_for_status(answer)
+                if answer.status_code != 206:
+                    raise HubNetworkError(f"{url}: the hub sends whole files only; download it")
+                data: bytes = answer.read()
+            file.write(data)
+            return data
+
+        file.truncate(size)
+        ranges: Any = SimpleNamespace(read=read, seek=file.seek, fileno=file.fileno)
+        for tensor in Parser(ranges, str(path)).parse().tensors:
+            if tensor.name == D2T:
+                file.seek(tensor.offset)
+                read(tensor.nbytes)
+    return path
 
 
 def _resume(url: str, blob: Path, size: int, name: str) -> None:

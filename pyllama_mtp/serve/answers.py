@@ -498,6 +498,19 @@ class Choice(Job):
         return {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
+def head(served: Served, body: Body) -> dict[str, Any]:
+    """What an answer, and each chunk of it, begins with."""
+    chat = isinstance(body, ChatBody)
+    kind = "chat.completion" if chat else "text_completion"
+    return {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+        "object": f"{kind}.chunk" if chat and body.stream else kind,
+        "created": int(time.time()),
+        "model": served.name,
+        "system_fingerprint": served.fingerprint,
+    }
+
+
 class Reply:
     """The response to a client's request, while its choices are generated.
 
@@ -507,20 +520,12 @@ class Reply:
 
     def __init__(self, served: Served, body: Body) -> None:
         """Read the request, which takes a while; see :func:`make_choices`."""
-        chat = isinstance(body, ChatBody)
-        kind = "chat.completion" if chat else "text_completion"
         self._body, self._began = body, time.monotonic()
         self._choices = make_choices(served, body)
         self._n_left = 0
         self._news: asyncio.Queue[tuple[Choice, News]] = asyncio.Queue()
-        self.name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self._head = {
-            "id": self.name,
-            "object": f"{kind}.chunk" if chat and body.stream else kind,
-            "created": int(time.time()),
-            "model": served.name,
-            "system_fingerprint": served.fingerprint,
-        }
+        self._head = head(served, body)
+        self.name = self._head["id"]
 
     def start(self, generator: Generator) -> None:
         """Submit the choices. Raises ApiError: the generator does not take them."""

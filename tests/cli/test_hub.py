@@ -45,6 +45,8 @@ FILES = [
         (FILES, "q4_k_m", ["Qwen-Q4_K_M.gguf"]),
         (FILES, "UD-Q4_K_M", ["Qwen-UD-Q4_K_M.gguf"]),
         (FILES, "Qwen-Q4_K_M.gguf", ["Qwen-Q4_K_M.gguf"]),
+        (FILES, "*n-Q4_K_M.gguf", ["Qwen-Q4_K_M.gguf"]),
+        (FILES, "*BF16*", [f"BF16/Qwen-BF16-0000{i}-of-00002.gguf" for i in (1, 2)]),
         (FILES, "BF16", [f"BF16/Qwen-BF16-0000{i}-of-00002.gguf" for i in (1, 2)]),
         (["x.gguf", "mtp-x.gguf"], None, ["x.gguf"]),
     ],
@@ -143,15 +145,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, data: bytes, name: str) -> None:
         if name == "o/gated":
             return self._refuse(403, "GatedRepo")
-        begin = 0
+        begin, digest, size = 0, hashlib.sha256(data).hexdigest(), len(data)
+        asked = None
         if self.command == "GET":
-            self.server.ranges.append(self.headers["Range"])
-            begin = int((self.headers["Range"] or "bytes=0-")[6:-1])
-        digest, size = hashlib.sha256(data).hexdigest(), len(data)
-        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT, "Content-Length": size - begin}
-        if begin:
-            headers["Content-Range"] = f"bytes {begin}-{size - 1}/{size}"
-        self._begin(206 if begin else 200, headers)
+            asked = self.headers["Range"]
+            self.server.ranges.append(asked)
+            first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
+            begin, data = int(first), data[: int(last) + 1] if last else data
+        length = len(data) - begin
+        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT, "Content-Length": length}
+        if asked:
+            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{size}"
+        self._begin(206 if asked else 200, headers)
         if self.command == "GET":
             stop_at, self.server.stop_at = self.server.stop_at, 0
             if stop_at:
@@ -189,7 +194,8 @@ def test_a_download_goes_on_where_it_stopped(hub: Hub, program: Program, tmp_pat
     """A file in the cache is read without a network."""
     hub.stop_at = 25_000_000  # huggingface_hub writes 10 MiB at a time
     env = environment(**hub.environment(tmp_path))
-    first = start("inspect", "hf:o/r:F16", cwd=tmp_path, env=env)
+    command = ("generate", "-n", "4", "def f", "-m")
+    first = start(*command, "hf:o/r:F16", cwd=tmp_path, env=env)
     assert hub.stopped.wait(60)
     blobs = tmp_path / "hub" / "models--o--r" / "blobs"
     while sum(file.stat().st_size for file in blobs.glob("*")) < 20 << 20:
@@ -198,14 +204,43 @@ def test_a_download_goes_on_where_it_stopped(hub: Hub, program: Program, tmp_pat
     _, err = first.communicate(timeout=60)
     assert first.returncode == 130 and b"Traceback" not in err
     hub.go_on.set()
-    done = program("inspect", "hf:o/r:f16", env=env)
-    assert b"qwen35" in done.stdout
+    assert program(*command, "hf:o/r:f16", env=env).stdout.strip()
     before, after = hub.ranges
     assert before is None and after == f"bytes={20 << 20}-"
     assert [file.suffix for file in blobs.iterdir()] == [""], "one file, nothing partial"
+    assert b"hf:o/r/demo-F16.gguf" in program("inspect", "hf:o/r:F16", env=env).stdout
     env["HF_ENDPOINT"] = NOWHERE
-    assert program("generate", "-m", "hf:o/r:F16", "-n", "4", "def f", env=env).stdout.strip()
+    assert program(*command, "hf:o/r:F16", env=env).stdout.strip()
     assert len(hub.ranges) == 2
+
+
+def test_inspect_reads_the_header_only(
+    hub: Hub, program: Program, tmp_path: Path, demo_file: Path
+) -> None:
+    """And says what it says of the whole file."""
+    env = environment(**hub.environment(tmp_path))
+    told = json.loads(program("inspect", "hf:o/r:F16", "--json", env=env).stdout)
+    of_file = json.loads(program("inspect", demo_file, "--json").stdout)
+    assert told.pop("path") == "hf:o/r/demo-F16.gguf"
+    assert told.pop("size") == of_file.pop("size") + 30_000_000
+    assert told["memory"]["mtp"]["total"] == of_file["memory"]["mtp"]["total"]
+    assert {**told, "memory": 0, "path": 0} == {**of_file, "memory": 0, "path": 0}
+    ends = [re.findall(r"\d+", asked or "") for asked in hub.ranges]
+    assert ends and sum(int(last) - int(first) + 1 for first, last in ends) < 3 << 20
+    assert not [*tmp_path.rglob("*.gguf")]
+
+
+SNIPPET = """
+from pyllama_mtp import Llama
+llm = Llama.from_pretrained(repo_id="o/r", filename="*F16.gguf", verbose=False, n_ctx=256)
+asked = [{"role": "user", "content": "What is a list?"}]
+print(llm.create_chat_completion(messages=asked, max_tokens=8)["choices"][0]["message"]["content"])
+"""
+
+
+def test_the_snippet_of_a_page_runs(hub: Hub, run_python: RunPython, tmp_path: Path) -> None:
+    done = run_python(SNIPPET, env=hub.environment(tmp_path))
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
 REFUSED = """

@@ -108,6 +108,33 @@ def test_litellm(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert built.message.tool_calls[0].id
 
 
+@pytest.mark.long
+def test_instructor(shared: Running) -> None:
+    instructor = pytest.importorskip("instructor")
+    options: Any = {"model": NAME, "messages": chat("Paint!"), "temperature": 0, "max_tokens": 200}
+    completions = instructor.from_openai(shared.client).chat.completions
+    found = completions.create(**options, response_model=Paint, max_retries=0)
+    assert isinstance(found, Paint)
+    *_, last = completions.create_partial(**options, response_model=Paint)
+    assert (last.colour, last.coats) == (found.colour, found.coats)
+
+
+@pytest.mark.long
+def test_llama_index(shared: Running) -> None:
+    like = pytest.importorskip("llama_index.llms.openai_like").OpenAILike
+    core = pytest.importorskip("llama_index.core")
+    about: Any = {"model": NAME, "api_base": f"{shared.url}/v1", "api_key": "any", "temperature": 0}
+    model = like(**about, is_chat_model=True, is_function_calling_model=True, max_tokens=200)
+    message = core.llms.ChatMessage(role="user", content=QUESTIONS[0])
+    wanted = shared.answer(chat(QUESTIONS[0]), max_tokens=200).choices[0].message.content
+    assert model.chat([message]).message.content == wanted
+    assert "".join(part.delta for part in model.stream_chat([message])) == wanted
+    found = model.structured_predict(Paint, core.PromptTemplate("Paint!"))
+    assert isinstance(found, Paint)
+    plain = like(**about, is_chat_model=False, max_tokens=8)
+    assert plain.complete("def f").text == shared.complete("def f", max_tokens=8).choices[0].text
+
+
 # -- images ----------------------------------------------------------------------------------------
 
 

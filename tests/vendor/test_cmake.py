@@ -32,6 +32,16 @@ def value(folder: Path, module: str, name: str, *settings: str) -> str:
 
 
 @pytest.mark.skipif(CMAKE is None, reason="cmake is not on PATH")
+@pytest.mark.parametrize("system", ["WIN32", "APPLE"])
+def test_other_systems_stop_at_once(tmp_path, system):
+    command = [CMAKE, "-S", ROOT / "bindings", "-B", tmp_path, f"-DCMAKE_HOST_{system}=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1 and "in WSL2 (wsl --install). On macOS, use a Linux cont" in said
+    assert "compiler" not in done.stdout
+
+
+@pytest.mark.skipif(CMAKE is None, reason="cmake is not on PATH")
 def test_upstreams_build_number(tmp_path):
     settings = (f"-DPYLLAMA_ROOT={ROOT}", f"-DPython_EXECUTABLE={sys.executable}")
     commit = fetch.ensure_tree().commit
