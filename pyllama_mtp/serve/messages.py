@@ -121,7 +121,7 @@ def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
     kind = choice.get("type")
     if kind == "tool":
         wanted: Any = {"type": "function", "function": {"name": choice.get("name")}}
-    elif kind in CHOICES:
+    elif isinstance(kind, str) and kind in CHOICES:
         wanted = CHOICES[kind]
     else:
         raise bad_request(f"tool_choice.type is {kind!r}; use auto, any, tool or none")

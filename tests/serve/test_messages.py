@@ -304,6 +304,7 @@ def test_images(seeing: Running) -> None:
         ({"extra_body": {"output_config": {"more": 1}}}, "'output_config.more' is not supported"),
         ({"thinking": {"type": "deep"}}, "thinking.type is 'deep'; use enabled"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type is 'some'; use auto"),
+        ({"tool_choice": {"type": []}}, "tool_choice.type is []; use auto"),
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "'web_search_20250305' are"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages.0.content must be a list"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "type 'document'"),
