@@ -121,7 +121,7 @@ def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
     kind = choice.get("type")
     if kind == "tool":
         wanted: Any = {"type": "function", "function": {"name": choice.get("name")}}
-    elif kind in CHOICES:
+    elif isinstance(kind, str) and kind in CHOICES:
         wanted = CHOICES[kind]
     else:
         raise bad_request(f"tool_choice.type is {kind!r}; use auto, any, tool or none")
@@ -211,6 +211,10 @@ class MessagesReply(ItemsReply):
         super().__init__(served, body)
         self.name, self._arguments = f"msg_{uuid.uuid4().hex}", ""  # of the call that grows
 
+    def whole(self) -> dict[str, Any]:
+        """The complete message."""
+        return {**super().whole(), **self._telemetry()}
+
     def _response(self) -> dict[str, Any]:
         return {
             "id": self.name,
@@ -220,7 +224,6 @@ class MessagesReply(ItemsReply):
             "content": self._items,
             **self._stop(),
             "usage": self._usage(),
-            **self._telemetry(),
         }
 
     def _stop(self) -> dict[str, str | None]:
@@ -249,7 +252,6 @@ class MessagesReply(ItemsReply):
     def _opening(self) -> Iterator[bytes]:
         message = {**self._response(), "stop_reason": None, "stop_sequence": None}
         yield _event("message_start", message=message)
-        yield self._waiting()
 
     def _waiting(self) -> bytes:
         return _event("ping")

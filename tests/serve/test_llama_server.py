@@ -12,8 +12,6 @@ from .conftest import NAME, Running, Start
 from .support import chat
 from .test_limits import figures
 
-TIMES = ("prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second")
-
 
 def check(timings: dict[str, Any], usage: dict[str, Any]) -> None:
     """Times of an answer agree with its usage."""
@@ -25,23 +23,25 @@ def check(timings: dict[str, Any], usage: dict[str, Any]) -> None:
     accepted = details["accepted_prediction_tokens"]
     assert timings["draft_n_accepted"] == accepted > 0
     assert timings["draft_n"] == accepted + details["rejected_prediction_tokens"]
-    assert all(timings[name] > 0 for name in TIMES)
+    n, ms = timings["prompt_n"], timings["prompt_ms"]
+    assert timings["prompt_per_second"] == pytest.approx(1000 * n / ms)
+    assert timings["prompt_per_token_ms"] * n == pytest.approx(ms if n else 0)
     n, ms = timings["predicted_n"] - 1, timings["predicted_ms"]  # the first is the prompt's
     assert timings["predicted_per_second"] == pytest.approx(1000 * n / ms)
     assert timings["predicted_per_token_ms"] == pytest.approx(ms / n)
-    assert timings["prompt_per_token_ms"] * timings["prompt_n"] == pytest.approx(
-        timings["prompt_ms"]
-    )
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_timings(shared: Running, path: str) -> None:
     """Of the whole answer, and in the last chunk of a stream only."""
-    said: Any = {"prompt": "import os\n\ndef"} if path == "/v1/completions" else {}
-    said = said or {"messages": chat("What is a list?")}
+    said: Any = {"prompt": "import os\n\n" * 40 + "def"} if path == "/v1/completions" else {}
+    said = said or {"messages": chat("What is a list? " * 20)}
     body = {**said, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
     whole = shared.post(path, body).json()
     check(whole["timings"], whole["usage"])
+    again = shared.post(path, body).json()
+    check(again["timings"], again["usage"])
+    assert again["timings"]["cache_n"] > 0
     for with_usage in (False, True):
         asked = {"stream": True, "stream_options": {"include_usage": with_usage}}
         lines = shared.post(path, body | asked).text.split("\n\n")

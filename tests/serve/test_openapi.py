@@ -27,7 +27,8 @@ def test_no_request_is_the_servers_fault(start: Start, n_examples: int) -> None:
     schema = schemathesis.openapi.from_dict(httpx.get(url, headers=KEY).json())
     operations = [found.ok() for found in schema.get_all_operations()]
     paths = {operation.path for operation in operations}
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"} <= paths
+    apis = ("completions", "chat/completions", "responses", "messages", "messages/count_tokens")
+    assert {"/tokenize", *(f"/v1/{api}" for api in apis)} <= paths
     modes = schemathesis.GenerationMode
     usually = hypothesis.settings(
         max_examples=n_examples,
