@@ -80,6 +80,8 @@ PLACES = (
     (CHAT, '{"max_tokens":2,"messages":[{"role":"assistant","tool_calls":@}]}'),
     (CHAT, ASK + '"tools":@}'),
     ("/v1/responses", '{"max_output_tokens":2,"input":@}'),
+    ("/v1/messages", '{"max_tokens":2,"messages":@}'),
+    ("/v1/messages", '{"max_tokens":2,"messages":[{"role":"user","content":@}]}'),
     ("/tokenize", '{"messages":@}'),
     ("/detokenize", '{"tokens":@}'),
 )

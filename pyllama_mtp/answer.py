@@ -53,15 +53,15 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = [s for s in stop if s]
         self._held = ""
-        self.stopped = False
+        self.stopped = ""
 
     def feed(self, data: bytes, final: bool = False) -> str:
-        """Text that can be emitted. After a stop string, which is dropped, sets `stopped`."""
+        """Text that can be emitted. A stop string is dropped, and becomes `stopped`."""
         self._held += self._decoder.decode(data, final)
-        cuts = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        cuts = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if cuts:
-            self.stopped = True
-            out, self._held = self._held[: min(cuts)], ""
+            cut, self.stopped = min(cuts)
+            out, self._held = self._held[:cut], ""
             return out
         keep = 0 if final else overlap(self._held, self._stop)
         cut = len(self._held) - keep
@@ -122,6 +122,11 @@ class Answer:
     def counts(self) -> tuple[int, int, int]:
         """Tokens so far, drafts verified for them, and drafts accepted."""
         return len(self.tokens), self.telemetry.n_drafted, self.telemetry.n_accepted
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that has ended the text; "": none has."""
+        return self._stream.stopped
 
     @property
     def message(self) -> dict[str, Any]:

@@ -70,14 +70,15 @@ class Scheduler:
     @property
     def n_running(self) -> int:
         """Requests that have a sequence."""
-        return len(self._running())
+        return len(self.running())
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self._running() or self._waiting)
+        return bool(self.running() or self._waiting)
 
-    def _running(self) -> list[Sequence]:
+    def running(self) -> list[Sequence]:
+        """The sequences of requests that are being processed."""
         return [*self._live, *([self._filling] if self._filling else [])]
 
     def add(self, request: Request) -> None:
@@ -87,7 +88,7 @@ class Scheduler:
     def drop(self, request: Request) -> bool:
         """Take a request out, running or waiting; its answer is then "interrupted". False: the
         request is not here any more."""
-        running = [one for one in self._running() if one.request is request]
+        running = [one for one in self.running() if one.request is request]
         if running:
             self._retire(running[0])
         elif request in self._waiting:
@@ -104,7 +105,7 @@ class Scheduler:
 
     def restart(self) -> None:
         """Empty the contexts after a failed step; requests that wait stay."""
-        for sequence in self._running():
+        for sequence in self.running():
             self.drop(sequence.request)
         self._free = list(self._engine.sequences)  # also that of a request that failed to enter
         with self._engine.alone:

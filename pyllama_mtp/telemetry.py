@@ -161,10 +161,14 @@ class Telemetry:
         return sum(self.accepted) + self.looked_up["accepted"]
 
     @property
+    def n_prefilled(self) -> int:
+        """Prompt tokens processed; cached ones do not count."""
+        return self.n_prompt - self.n_cached - self.n_left
+
+    @property
     def prefill_tps(self) -> float:
-        """Prompt tokens processed per second; cached ones do not count. 0 when nothing was."""
-        done = self.n_prompt - self.n_cached - self.n_left
-        return done / self.prefill_s if self.prefill_s > 0 else 0.0
+        """Of these, per second. 0 when nothing was."""
+        return self.n_prefilled / self.prefill_s if self.prefill_s > 0 else 0.0
 
     @property
     def decode_tps(self) -> float:

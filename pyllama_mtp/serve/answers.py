@@ -20,7 +20,7 @@ import msgspec
 from pyllama_mtp.answer import TopLogprobs
 from pyllama_mtp.chats.options import ChatOptions
 from pyllama_mtp.chats.thinking import CLOSE, OPEN, Piece
-from pyllama_mtp.chats.toolcalls import CallPiece
+from pyllama_mtp.chats.toolcalls import CallPiece, ToolCall
 from pyllama_mtp.chats.tools import Tools
 from pyllama_mtp.child import BusyError
 from pyllama_mtp.errors import UsageError
@@ -120,23 +120,74 @@ def speculation(telemetry: Telemetry, depth: int) -> dict[str, Any]:
     }
 
 
-def _thought(text: str) -> dict[str, str]:
-    """Thought, by the name that most clients know and by the newer name."""
-    return {"reasoning_content": text, "reasoning": text} if text else {}
+def timings(telemetry: Telemetry) -> dict[str, float]:
+    """Times of an answer as llama-server's `timings`, which its benchmarks and llama-swap read. As
+    there, cached tokens are not among the prompt's, whose time ends with the first token."""
+    n_prompt, n_steps = telemetry.n_prefilled, max(0, telemetry.n_generated - 1)
+    prompt_ms, predicted_ms = 1000 * telemetry.prefill_s, 1000 * telemetry.decode_s
+    found = {
+        "cache_n": telemetry.n_cached,
+        "prompt_n": n_prompt,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / n_prompt if n_prompt else 0.0,
+        "prompt_per_second": telemetry.prefill_tps,
+        "predicted_n": telemetry.n_generated,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / n_steps if n_steps else 0.0,
+        "predicted_per_second": telemetry.decode_tps,
+    }
+    if telemetry.n_drafted:
+        found |= {"draft_n": telemetry.n_drafted, "draft_n_accepted": telemetry.n_accepted}
+    return found
 
 
-def _calls(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Parts of calls, as a chunk of a stream has them: one part of each call."""
-    parts: dict[int, dict[str, Any]] = {}
+@dataclass(frozen=True)
+class Part:
+    """A part of an answer, or all of it. Each API makes its own form of it.
+
+    Attributes:
+        text, thought: more of these.
+        calls: parts of calls, one of each call.
+        logprobs: of the text since the part before; None: they are not asked for.
+        finish_reason: see :class:`.Answer`; None: the answer goes on.
+        first: nothing was told before.
+    """
+
+    text: str
+    thought: str
+    calls: Sequence[CallPiece]
+    logprobs: list[Entry] | None
+    finish_reason: str | None
+    first: bool
+
+
+def _merged(pieces: Sequence[Piece]) -> list[CallPiece]:
+    """The parts of calls among these, one of each call."""
+    parts: dict[int, CallPiece] = {}
     for piece in pieces:
-        if not isinstance(piece, CallPiece):
-            continue
-        begin = {"index": piece.number, "function": {"arguments": ""}}
-        if piece.id is not None:
-            begin |= {"id": piece.id, "type": "function"}
-            begin["function"] = {"name": piece.name, "arguments": ""}
-        parts.setdefault(piece.number, begin)["function"]["arguments"] += piece.arguments
-    return {"tool_calls": list(parts.values())} if parts else {}
+        if isinstance(piece, CallPiece):
+            begin = CallPiece(piece.number, piece.id, piece.name)
+            parts.setdefault(piece.number, begin).arguments += piece.arguments
+    return list(parts.values())
+
+
+def _message(part: Part, whole: bool) -> dict[str, Any]:
+    """A part as a message of a chat, or as the delta of a chunk."""
+    found: dict[str, Any] = {"role": "assistant", "content": ""} if part.first else {}
+    if part.text:
+        found["content"] = part.text
+    if part.thought:  # by the name that most clients know, and by the newer name
+        found |= {"reasoning_content": part.thought, "reasoning": part.thought}
+    if whole:
+        found |= {"refusal": None, "content": part.text or (None if part.calls else "")}
+    for piece in part.calls:
+        call: dict[str, Any] = {} if whole else {"index": piece.number}
+        if piece.id is None:
+            call["function"] = {"arguments": piece.arguments}
+        else:
+            call |= ToolCall(piece.id, piece.name or "", piece.arguments).to_message()
+        found.setdefault("tool_calls", []).append(call)
+    return found
 
 
 @dataclass(frozen=True)
@@ -201,8 +252,6 @@ def make_choices(served: Served, body: Body) -> list[Choice]:
     Raises:
         ApiError: 400 or 404: the prompt is too long or empty, a bad value, another model.
     """
-    if served.strict_model and body.model is not None:
-        served.check_name(body.model)
     options, tools = _chat_options(served, body), _tools(body)
     prompts = _prompts(served, body, options, tools)
     choices: list[Choice] = []
@@ -237,6 +286,8 @@ def _prompts(
     served: Served, body: Body, options: ChatOptions, tools: Tools | None
 ) -> list[list[int] | ImagePrompt]:
     """Token ids of each prompt, or a chat with images."""
+    if served.strict_model and body.model is not None:
+        served.check_name(body.model)
     if isinstance(body, ChatBody):
         messages = [message.to_template() for message in body.messages]
         served.check_length(messages)
@@ -286,6 +337,12 @@ def _tools(body: Body) -> Tools | None:
     except UsageError as error:
         param = "tool_choice" if str(error).startswith("tool_choice") else "tools"
         raise bad_request(str(error), param) from None
+
+
+def count_tokens(served: Served, body: ChatBody) -> int:
+    """Tokens of a chat's prompt, with its tools; rows of images count. Raises ApiError: 400, 404:
+    see :func:`make_choices`."""
+    return len(_prompts(served, body, _chat_options(served, body), _tools(body))[0])
 
 
 def tokenize(served: Served, body: TokenizeBody) -> list[int]:
@@ -369,21 +426,14 @@ class Choice(Job):
         self._begun = False  # a part was sent
         self.told = (0, 0, 0)  # see Answer.counts
 
-    def _choice(
-        self, content: dict[str, Any], finish_reason: str | None, n_taken: int
-    ) -> dict[str, Any]:
-        """A choice, with the log probabilities of the text since the last call, up to `n_taken`."""
-        logprobs = None
-        if self._logprobs:
-            make = _for_chat if self._chat else _for_completion
-            entries = self._logprobs.release(n_taken)
-            if self.request.answer.prompt_logprobs is not None:
-                entries = self._with_prompt(entries, finish_reason)
-            logprobs = make(self._model, entries)
-        reason = FINISH_REASONS[finish_reason] if finish_reason else None
-        if reason == "stop" and self.request.answer.tool_calls:
-            reason = "tool_calls"
-        return {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
+    def _entries(self, finish_reason: str | None, n_taken: int) -> list[Entry] | None:
+        """Log probabilities of the text since the last call, up to `n_taken`."""
+        if self._logprobs is None:
+            return None
+        entries = self._logprobs.release(n_taken)
+        if self.request.answer.prompt_logprobs is not None:
+            entries = self._with_prompt(entries, finish_reason)
+        return entries
 
     def _with_prompt(self, entries: list[Entry], finish_reason: str | None) -> list[Entry]:
         """Entries of the prompt's tokens before the answer's first, and that of an end token, which
@@ -399,23 +449,22 @@ class Choice(Job):
             entries = entries + self._logprobs.release(math.inf)
         return entries
 
-    def whole(self) -> dict[str, Any]:
-        """The choice of a complete answer."""
+    def whole(self) -> Part:
+        """The complete answer."""
         answer = self.request.answer
-        content: dict[str, Any] = {"text": self._echo + answer.text}
-        if self._chat:
-            message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-            calls = [call.to_message() for call in answer.tool_calls]
-            if calls:
-                message |= {"content": answer.text or None, "tool_calls": calls}
-            content = {"message": message | _thought(answer.reasoning)}
+        calls = [
+            CallPiece(number, call.id, call.name, call.arguments)
+            for number, call in enumerate(answer.tool_calls)
+        ]
         if self._logprobs:
             self._logprobs.feed(answer.logprobs)
-        return self._choice(content, answer.finish_reason, answer.n_taken)
+        reason = answer.finish_reason
+        entries = self._entries(reason, answer.n_taken)
+        return Part(self._echo + answer.text, answer.reasoning, calls, entries, reason, True)
 
-    def part(self, step: Progress, always: bool = False) -> dict[str, Any] | None:
-        """The choice of a chunk with a step's text. None: there is nothing to send, and the chunk
-        is needed neither `always` nor as the first."""
+    def part(self, step: Progress, always: bool = False) -> Part | None:
+        """A step's part. None: there is nothing to send, and it is needed neither `always` nor as
+        the first."""
         begun = self._begun
         if step.tokens:
             self.told = step.counts
@@ -427,14 +476,26 @@ class Choice(Job):
             "".join(piece for piece in step.pieces if piece.thought is which)
             for which in (False, True)
         )
-        content: dict[str, Any] = {"text": text if begun else self._echo + text}
+        self._begun, reason = True, step.finish_reason
+        entries = self._entries(reason, step.n_taken)
+        text = text if begun else self._echo + text
+        return Part(text, thought, _merged(step.pieces), entries, reason, not begun)
+
+    def logprobs_of(self, part: Part) -> dict[str, Any] | None:
+        """The log probabilities of a part in the API's form."""
+        make = _for_chat if self._chat else _for_completion
+        return None if part.logprobs is None else make(self._model, part.logprobs)
+
+    def to_dict(self, part: Part, whole: bool) -> dict[str, Any]:
+        """A part as a choice of a completion or chat, the `whole` answer or a chunk."""
+        content: dict[str, Any] = {"text": part.text}
         if self._chat:
-            delta: dict[str, Any] = {} if begun else {"role": "assistant", "content": ""}
-            if text:
-                delta["content"] = text
-            content = {"delta": delta | _thought(thought) | _calls(step.pieces)}
-        self._begun = True
-        return self._choice(content, step.finish_reason, step.n_taken)
+            content = {"message" if whole else "delta": _message(part, whole)}
+        reason = FINISH_REASONS[part.finish_reason] if part.finish_reason else None
+        if reason == "stop" and self.request.answer.tool_calls:
+            reason = "tool_calls"
+        logprobs = self.logprobs_of(part)
+        return {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
 def head(served: Served, body: Body) -> dict[str, Any]:
@@ -516,15 +577,21 @@ class Reply:
         """The complete answer."""
         return {
             **self._head,
-            "choices": [choice.whole() for choice in self._choices],
+            "choices": [choice.to_dict(choice.whole(), True) for choice in self._choices],
             **self._figures(),
         }
 
     def _figures(self) -> dict[str, Any]:
-        """The usage, and what became of the drafts of a lone choice."""
-        found: dict[str, Any] = {"usage": usage(self._choices, self._body.n)}
-        if self._generator.depth and len(self._choices) == 1:
-            telemetry, depth = self._choices[0].request.answer.telemetry, self._generator.depth
+        """The usage; of a lone choice, times and what became of its drafts, too."""
+        return {"usage": usage(self._choices, self._body.n), **self._telemetry()}
+
+    def _telemetry(self) -> dict[str, Any]:
+        """Times and drafts of a lone choice."""
+        if len(self._choices) > 1:
+            return {}
+        telemetry, depth = self._choices[0].request.answer.telemetry, self._generator.depth
+        found: dict[str, Any] = {"timings": timings(telemetry)}
+        if depth:
             found["metrics"] = {"speculative_decoding": speculation(telemetry, depth)}
         return found
 
@@ -532,11 +599,12 @@ class Reply:
         """A stream; an error is its last chunk."""
         try:
             async for choice, news in self.news():
-                if isinstance(news, dict):
-                    part = choice.part(Progress(choice.request), always=True)
-                    yield self._chunk({"choices": [part], "prompt_progress": news})
-                elif part := choice.part(news):
-                    yield self._chunk({"choices": [part]})
+                progress = {"prompt_progress": news} if isinstance(news, dict) else {}
+                step = Progress(choice.request) if isinstance(news, dict) else news
+                if part := choice.part(step, always=bool(progress)):
+                    ends = part.finish_reason and not self._body.include_usage
+                    told = progress | (self._telemetry() if ends else {})
+                    yield self._chunk({"choices": [choice.to_dict(part, False)], **told})
             self.log(200)
             if self._body.include_usage:
                 yield sse(to_json({**self._head, "choices": [], **self._figures()}))

@@ -1,7 +1,7 @@
 """The routes of the server, and its run until a signal ends it.
 
-OpenAI's completions, responses and models, a page to chat with, /tokenize, /detokenize, /health and
-/metrics.
+OpenAI's completions, responses and models, Anthropic's messages, a page to chat with, /tokenize,
+/detokenize, /health and /metrics, and llama-server's /props and /slots.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -39,9 +40,21 @@ from starlette.types import Receive, Scope, Send
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native, rpc
 
-from . import limits
-from .answers import Reply, Served, log, one_line, printable, refused, to_json, tokenize
+from . import limits, messages, responses
+from .answers import (
+    AS_MUCH_AS_FITS,
+    Reply,
+    Served,
+    count_tokens,
+    log,
+    one_line,
+    printable,
+    refused,
+    to_json,
+    tokenize,
+)
 from .bodies import (
+    MESSAGES_PATH,
     ApiError,
     Body,
     ChatBody,
@@ -49,13 +62,15 @@ from .bodies import (
     DetokenizeBody,
     TokenizeBody,
     bad_request,
+    busy,
     parse,
 )
 from .connections import Connection, Guard, close_late, most_unfinished
 from .fetch import fetch_images
 from .generator import Generator, Metrics
+from .messages import MessagesReply, read_messages
 from .reading import GONE, Reader
-from .responses import SCHEMA, ResponsesReply, read_responses
+from .responses import ResponsesReply, read_responses
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
 ABSENT = {
@@ -63,6 +78,7 @@ ABSENT = {
     "images": "images",
     "audio": "audio",
     "moderations": "moderations",
+    "messages": "batches of messages",
     "responses": "stored responses; send the whole conversation as input",
     "files": "files",
     "batches": "batches",
@@ -128,7 +144,8 @@ def build_app(
     """The application; the generator must have been started.
 
     Args:
-        api_key: the KEY that clients must send as ``Authorization: Bearer KEY``; None: none.
+        api_key: the KEY that clients must send as ``Authorization: Bearer KEY``, or as
+            ``x-api-key: KEY``; None: none.
         origins: origins whose pages may use the server from a browser; "*" is all.
         hosts: names that clients may use for this server, see :class:`.Guard`.
         largest_body: bytes of a request's body.
@@ -149,12 +166,17 @@ def build_app(
         if api_key is None:
             return
         # Starlette reads headers as latin-1; clients send a key's letters as that, or as UTF-8.
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if not sum(hmac.compare_digest(given, key) for key in keys):
+        sent = (
+            request.headers.get("authorization", ""),
+            f"Bearer {request.headers.get('x-api-key', '')}",
+        )
+        given = [one.encode("latin-1") for one in sent]
+        if not sum(hmac.compare_digest(one, key) for one in given for key in keys):
             generator.outcomes["unauthorized"] += 1
             raise ApiError(
                 401,
-                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY', or as "
+                "'x-api-key: KEY'",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -168,7 +190,7 @@ def build_app(
         )
     app.add_middleware(Guard, hosts=hosts, origins=origins)
     _add_error_handlers(app, generator)
-    figures, closed = Metrics(generator).registry, [Depends(authorized)]
+    figures, closed = Metrics(generator, served.name).registry, [Depends(authorized)]
 
     @app.get("/")
     async def page() -> Response:
@@ -200,12 +222,15 @@ def build_app(
     async def openapi() -> Response:
         return JSONResponse(_openapi(app))
 
-    async def answer(
-        request: Request, body: Body, new_reply: Callable[[Served, Any], Reply] = Reply
-    ) -> Response:
+    async def get_images(body: Body) -> None:
         if isinstance(body, ChatBody) and served.image_urls and served.vision:
             with refused("messages"):
                 await fetch_images(body.messages)
+
+    async def answer(
+        request: Request, body: Body, new_reply: Callable[[Served, Any], Reply] = Reply
+    ) -> Response:
+        await get_images(body)
         n_prompts = len(body.prompts) if isinstance(body, CompletionBody) else 1
         generator.check_room(body.n * n_prompts)
         reply = await run_in_threadpool(new_reply, served, body)
@@ -230,6 +255,16 @@ def build_app(
         body, repeated = await reader.read(request, read_responses)
         return await answer(request, body, partial(ResponsesReply, repeated=repeated))
 
+    @app.post(MESSAGES_PATH, dependencies=closed)
+    async def messages(request: Request) -> Response:
+        return await answer(request, await reader.read(request, read_messages), MessagesReply)
+
+    @app.post(f"{MESSAGES_PATH}/count_tokens", dependencies=closed)
+    async def count(request: Request) -> Response:
+        body = await reader.read(request, read_messages)
+        await get_images(body)
+        return JSONResponse({"input_tokens": await run_in_threadpool(count_tokens, served, body)})
+
     @app.post("/tokenize", dependencies=closed)
     async def tokenize_text(request: Request) -> Response:
         body = await reader.read(request, partial(parse, TokenizeBody))
@@ -249,8 +284,18 @@ def build_app(
 
     @app.get("/tokenizer_info", dependencies=closed)
     async def tokenizer_info() -> Response:
-        tokens = {name: text or None for name, text in served.model.template_tokens.items()}
-        return JSONResponse({**tokens, "chat_template": served.model.chat_template or None})
+        return JSONResponse(_texts(served))
+
+    @app.get("/props", dependencies=closed)
+    async def props() -> Response:
+        return JSONResponse(_props(served, generator))
+
+    @app.get("/slots", dependencies=closed)
+    async def slots(fail_on_no_slot: str = "") -> Response:
+        found = generator.slots()
+        if fail_on_no_slot and all(slot["is_processing"] for slot in found):
+            raise busy("no slot is free; try again later")
+        return JSONResponse(found)
 
     async def absent(request: Request) -> Response:
         what = ABSENT[request.url.path.split("/")[2]]
@@ -275,6 +320,33 @@ def _describe(served: Served) -> dict[str, Any]:
     }
 
 
+def _props(served: Served, generator: Generator) -> dict[str, Any]:
+    """llama-server's description of a server, as far as its clients read it; without paths."""
+    numbers = {k: v for k, v in asdict(served.model.sampling).items() if type(v) in (int, float)}
+    most = served.max_tokens or AS_MUCH_AS_FITS
+    return {
+        "default_generation_settings": {
+            "n_ctx": served.n_ctx,
+            "speculative": generator.depth > 0,
+            "params": {**numbers, "max_tokens": most, "n_predict": most},
+        },
+        "total_slots": generator.n_sequences,
+        "model_alias": served.name,
+        "model_path": served.name,
+        "modalities": {"vision": served.vision is not None, "audio": False},
+        **_texts(served),
+        "build_info": served.fingerprint,
+        "is_sleeping": False,
+    }
+
+
+def _texts(served: Served) -> dict[str, str | None]:
+    """The texts of the tokens that begin and end texts, and the chat template; None: none."""
+    model = served.model
+    texts = {**model.template_tokens, "chat_template": model.chat_template}
+    return {name: text or None for name, text in texts.items()}
+
+
 def _add_error_handlers(app: FastAPI, generator: Generator) -> None:
     """Answer every error in the API's form."""
 
@@ -283,19 +355,20 @@ def _add_error_handlers(app: FastAPI, generator: Generator) -> None:
         if error.status in (400, 404, 413, 415):
             generator.outcomes["invalid"] += 1
         _log_refusal(request, error.status, error.message)
-        return JSONResponse(error.body(), error.status, error.headers)
+        return JSONResponse(error.body(request.url.path), error.status, error.headers)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         message = f"{error.detail}: {request.method} {request.url.path}"
-        body = ApiError(error.status_code, message).body()
+        body = ApiError(error.status_code, message).body(request.url.path)
         return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
         generator.outcomes["error"] += 1
         _log_refusal(request, 500, f"{type(error).__name__}: {error}")
-        return JSONResponse(ApiError(500, "a fault in the server; its log says more").body(), 500)
+        fault = ApiError(500, "a fault in the server; its log says more")
+        return JSONResponse(fault.body(request.url.path), 500)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
@@ -308,7 +381,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     found.setdefault("components", {})["schemas"] = schemas["$defs"]
     paths = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
     bodies = {path: names[kind, "validation"] for path, kind in zip(paths, kinds, strict=True)}
-    bodies["/v1/responses"] = SCHEMA
+    bodies |= {"/v1/responses": responses.SCHEMA, MESSAGES_PATH: messages.SCHEMA}
+    bodies[f"{MESSAGES_PATH}/count_tokens"] = messages.SCHEMA
     for path, schema in bodies.items():
         content = {"application/json": {"schema": schema}}
         found["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}

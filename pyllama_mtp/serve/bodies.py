@@ -46,6 +46,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
+#: Where Anthropic's API is, and its names of errors, by status.
+MESSAGES_PATH = "/v1/messages"
+ANTHROPIC_ERRORS = {
+    **{401: "authentication_error", 403: "permission_error", 404: "not_found_error"},
+    **{413: "request_too_large", 429: "rate_limit_error", 500: "api_error"},
+    **{501: "not_found_error", 503: "overloaded_error"},
+}
 #: Parameters that do not change the answer.
 ABOUT = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 
@@ -74,8 +81,13 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = headers or {}
 
-    def body(self) -> dict[str, Any]:
-        """The response's JSON."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The response's JSON, in the form of the API of this path."""
+        if path.startswith(MESSAGES_PATH):
+            long = self.code == "context_length_exceeded"  # clients shorten it by these words
+            message = f"prompt is too long: {self.message}" if long else self.message
+            kind = ANTHROPIC_ERRORS.get(self.status, "invalid_request_error")
+            return {"type": "error", "error": {"type": kind, "message": message}}
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         other = "server_error" if self.status >= 500 else "invalid_request_error"
         about = {"param": self.param, "code": self.code}
@@ -453,6 +465,35 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
     if isinstance(body, ChatBody):
         _check_chat(body)
     return body
+
+
+def without_neutral(asked: Any, neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The parameters of another API that are given, without those whose value changes nothing, of
+    these. Raises ApiError: 400: one of these has another value."""
+    if not isinstance(asked, dict):
+        raise bad_request("the body must be a JSON object")
+    given = {key: value for key, value in asked.items() if value is not None}
+    for name, values in neutral.items():
+        if given.pop(name, None) not in (None, *values):
+            raise unsupported(name)
+    return given
+
+
+def objects(name: str, value: Any) -> list[dict[str, Any]]:
+    """A list of objects."""
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise bad_request(f"{name} must be a list of objects", name, "invalid_value")
+    if len(value) > limits.MESSAGES:
+        raise bad_request(f"{name} has at most {limits.MESSAGES} objects", name, "invalid_value")
+    return value
+
+
+def pop_object(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """The parameters within a parameter, which is taken out."""
+    found = given.pop(name, {})
+    if not isinstance(found, dict):
+        raise bad_request(f"{name} must be an object", name, "invalid_value")
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _check_parameters(given: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         log.info("- %s %s", scope["method"], one_line(f"{scope['path']} 403: {why}"))
-        body = ApiError(403, why, code="forbidden_host").body()
+        body = ApiError(403, why, code="forbidden_host").body(scope["path"])
         await JSONResponse(body, 403)(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> str | None:

@@ -7,6 +7,7 @@ to nothing happens between two decodes.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import threading
@@ -53,8 +54,11 @@ class Job:
     the answer, from its first token on. The last ones have a finish_reason, or are an ApiError.
     """
 
+    _numbers = itertools.count()
+
     def __init__(self, request: Request, tells_progress: bool = False) -> None:
         self.request, self.tells_progress = request, tells_progress
+        self.number = next(self._numbers)
         self.post: Callable[[News], None] = lambda news: None
 
 
@@ -167,6 +171,30 @@ class Generator(threading.Thread):
         ends = zip(self._marks[0][1], self._sums(), strict=True)
         prefill, prefill_s, decode, decode_s = (end - begin for begin, end in ends)
         return prefill / (prefill_s or math.inf), decode / (decode_s or math.inf)
+
+    def slots(self) -> list[dict[str, Any]]:
+        """What each place does, in llama-server's form; without texts."""
+        usual = {"n_ctx": self.n_ctx, "speculative": self.depth > 0, "is_processing": False}
+        slots: list[dict[str, Any]] = [{"id": n, **usual} for n in range(self.n_sequences)]
+        for sequence in self._loop.running():
+            request = sequence.request
+            answer, job = request.answer, self._jobs.get(request)
+            n_decoded, telemetry = len(answer.tokens), answer.telemetry
+            slots[sequence.id] |= {
+                "is_processing": True,
+                "id_task": job.number if job else -1,
+                "n_prompt_tokens": len(request.prompt),
+                "n_prompt_tokens_processed": telemetry.n_prefilled,
+                "n_prompt_tokens_cache": telemetry.n_cached,
+                "next_token": [
+                    {
+                        "has_next_token": True,
+                        "n_remain": request.limits.max_tokens - n_decoded,
+                        "n_decoded": n_decoded,
+                    }
+                ],
+            }
+        return slots
 
     def paying_drafts(self) -> dict[int, int]:
         """Drafts of the head that pay at the present acceptance, by number of sequences; {}: their
@@ -364,8 +392,9 @@ _Row: TypeAlias = "tuple[str, str, float] | tuple[Any, ...]"
 class Metrics(Collector):
     """All metrics of a generator, in a registry of their own."""
 
-    def __init__(self, generator: Generator) -> None:
-        self._generator, self.registry = generator, CollectorRegistry()
+    def __init__(self, generator: Generator, name: str) -> None:
+        """`name`: the model's, for vLLM's counters."""
+        self._generator, self._name, self.registry = generator, name, CollectorRegistry()
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
@@ -411,9 +440,22 @@ class Metrics(Collector):
             ("passes", "Verification passes.", passes, "sequences", "drafts"),
             ("requests", "Answers that have ended, by how.", ended, "outcome"),
         )
+        held, vllm = list(total.held), "vllm:spec_decode_num"  # names that its dashboards read
+        by_position = {(self._name, str(n)): sum(held[n + 1 :]) for n in range(len(held) - 1)}
+        n_drafts, drafted_all, accepted_all = (
+            {(self._name,): n} for n in (sum(held), total.n_drafted, total.n_accepted)
+        )
+        position = ("model_name", "position")
+        counters += (
+            (f"{vllm}_drafts", "Rounds with drafts.", n_drafts, "model_name"),
+            (f"{vllm}_draft_tokens", "Drafts verified.", drafted_all, "model_name"),
+            (f"{vllm}_accepted_tokens", "Drafts accepted.", accepted_all, "model_name"),
+            (f"{vllm}_accepted_tokens_per_pos", "By position from 0.", by_position, *position),
+        )
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, text, value, *labels in rows:
-                metric = kind(f"pyllama_mtp_{name}", text, labels=labels)
+                name = name if ":" in name else f"pyllama_mtp_{name}"
+                metric = kind(name, text, labels=labels)
                 for of, one in (value if isinstance(value, dict) else {(): value}).items():
                     metric.add_metric(of, one)
                 yield metric

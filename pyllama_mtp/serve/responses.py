@@ -1,5 +1,5 @@
-"""OpenAI's Responses API in terms of its chat API: a request becomes a :class:`.ChatBody`, and the
-choice of the chat's answer, whole or in parts, becomes items and events.
+"""OpenAI's Responses API: a request becomes a :class:`.ChatBody`, and the answer, whole or in
+parts, becomes items and events.
 
 Nothing is stored: a client sends the whole conversation as `input`.
 """
@@ -7,15 +7,23 @@ Nothing is stored: a client sends the whole conversation as `input`.
 from __future__ import annotations
 
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pyllama_mtp.scheduler import Progress
+from pyllama_mtp.chats.toolcalls import CallPiece
 
-from . import limits
-from .answers import Reply, Served, sse, to_json
-from .bodies import ApiError, ChatBody, bad_request, parse, unsupported
+from .answers import Part, Served, sse, to_json
+from .bodies import (
+    ApiError,
+    ChatBody,
+    bad_request,
+    objects,
+    parse,
+    pop_object,
+    unsupported,
+    without_neutral,
+)
+from .items import ItemsReply
 
 #: Parameters that chats do not have, or have in another form, with the values that change nothing;
 #: :func:`chat_body` maps those with others.
@@ -69,12 +77,7 @@ SCHEMA: dict[str, Any] = {
 def read_responses(asked: Any) -> tuple[ChatBody, dict[str, Any]]:
     """The chat that a request asks for, and what the response repeats of it. Raises ApiError: 400:
     see :func:`.parse`."""
-    if not isinstance(asked, dict):
-        raise bad_request("the body must be a JSON object")
-    given = {key: value for key, value in asked.items() if value is not None}
-    for name, neutral in NEUTRAL.items():
-        if given.pop(name, None) not in neutral:
-            raise unsupported(name)
+    given = without_neutral(asked, NEUTRAL)
     given.pop("store", None)
     messages = _messages(given.pop("input", None))
     if (instructions := given.pop("instructions", None)) is not None:
@@ -82,8 +85,8 @@ def read_responses(asked: Any) -> tuple[ChatBody, dict[str, Any]]:
     given["messages"] = messages
     if "max_output_tokens" in given:
         given["max_completion_tokens"] = given.pop("max_output_tokens")
-    given |= _form(_pop_object(given, "text")) | _effort(_pop_object(given, "reasoning"))
-    options = _pop_object(given, "stream_options")
+    given |= _form(pop_object(given, "text")) | _effort(pop_object(given, "reasoning"))
+    options = pop_object(given, "stream_options")
     options.pop("include_obfuscation", None)
     included = given.pop("include", [])
     if not isinstance(included, list) or any(one not in INCLUDED for one in included):
@@ -93,7 +96,7 @@ def read_responses(asked: Any) -> tuple[ChatBody, dict[str, Any]]:
     if options:
         given["stream_options"] = options
     if "tools" in given:
-        given["tools"] = [_tool(tool) for tool in _list("tools", given["tools"])]
+        given["tools"] = [_tool(tool) for tool in objects("tools", given["tools"])]
     choice = given.get("tool_choice")
     if isinstance(choice, dict) and "name" in choice:
         function = {"name": choice["name"]}
@@ -102,26 +105,9 @@ def read_responses(asked: Any) -> tuple[ChatBody, dict[str, Any]]:
     return parse(ChatBody, given), REPEATED | repeated
 
 
-def _list(name: str, value: Any) -> list[dict[str, Any]]:
-    """A list of objects."""
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise bad_request(f"{name} must be a list of objects", name, "invalid_value")
-    if len(value) > limits.MESSAGES:
-        raise bad_request(f"{name} has at most {limits.MESSAGES} objects", name, "invalid_value")
-    return value
-
-
-def _pop_object(given: dict[str, Any], name: str) -> dict[str, Any]:
-    """The parameters within a parameter, which is taken out."""
-    found = given.pop(name, {})
-    if not isinstance(found, dict):
-        raise bad_request(f"{name} must be an object", name, "invalid_value")
-    return {key: value for key, value in found.items() if value is not None}
-
-
 def _form(text: dict[str, Any]) -> dict[str, Any]:
     """`text`: the form of the answer."""
-    found, form = dict[str, Any](), _pop_object(text, "format")
+    found, form = dict[str, Any](), pop_object(text, "format")
     kind = form.pop("type", None)
     if kind is not None:
         schema = {"json_schema": form} if kind == "json_schema" else form
@@ -161,7 +147,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
             messages.append(last)
         return last
 
-    for item in _list("input", items):
+    for item in objects("input", items):
         kind = item.get("type", "message")
         if kind == "message":
             content, role = _content(item.get("content")), item.get("role")
@@ -170,7 +156,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
             else:
                 messages.append({"role": role, "content": content})
         elif kind == "reasoning":
-            parts = _list("input", item.get("content") or [])
+            parts = objects("input", item.get("content") or [])
             thought = "".join(str(part.get("text", "")) for part in parts)
             turn("reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
         elif kind == "function_call":
@@ -192,7 +178,7 @@ def _content(content: Any) -> Any:
     if isinstance(content, str):
         return content
     parts: list[dict[str, Any]] = []
-    for part in _list("input", content):
+    for part in objects("input", content):
         kind = str(part.get("type"))
         if kind in TEXTS:
             parts.append({"type": "text", "text": part.get(TEXTS[kind])})
@@ -206,16 +192,21 @@ def _content(content: Any) -> Any:
 
 # -- what it is told -------------------------------------------------------------------------------
 
+#: The API's names of kinds of items, and how their ids begin.
+KINDS = {
+    "thought": ("reasoning", "rs"),
+    "text": ("message", "msg"),
+    "call": ("function_call", "fc"),
+}
 
-class ResponsesReply(Reply):
+
+class ResponsesReply(ItemsReply):
     """The response to a request of this API."""
 
     def __init__(self, served: Served, body: ChatBody, repeated: Mapping[str, Any]) -> None:
         """See :class:`.Reply`; `repeated`: what it repeats of the request."""
         super().__init__(served, body)
         self.name, self._n_events = f"resp_{uuid.uuid4().hex}", 0
-        self._items: list[dict[str, Any]] = []
-        self._open: tuple[str, int] | None = None  # the item that grows
         self._status, self._repeated = "in_progress", repeated
 
     def _response(self, error: ApiError | None = None) -> dict[str, Any]:
@@ -251,112 +242,70 @@ class ResponsesReply(Reply):
             found |= figures
         return found
 
-    def whole(self) -> dict[str, Any]:
-        """The complete response."""
-        (choice,) = (choice.whole() for choice in self._choices)
-        deque(self._grow(choice["message"], choice["logprobs"]), 0)
-        deque(self._end(choice["finish_reason"]), 0)
-        return self._response()
-
-    def _end(self, finish_reason: str) -> Iterator[bytes]:
-        """Close the last item; an answer without text has an empty one."""
-        self._status = "incomplete" if finish_reason == "length" else "completed"
-        if not self._items:
-            yield from self._begin("message", 0)
-        yield from self._close(self._status)
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The events of a stream."""
+    def _opening(self) -> Iterator[bytes]:
         yield self._event("created", response=self._response())
         yield self._event(self._status, response=self._response())
-        try:
-            async for choice, news in self.news():
-                if not isinstance(news, Progress) or not (part := choice.part(news)):
-                    continue
-                for event in self._grow(part["delta"], part["logprobs"]):
-                    yield event
-                if reason := part["finish_reason"]:
-                    for event in self._end(reason):
-                        yield event
-            self.log(200)
-            yield self._event(self._status, response=self._response())
-        except ApiError as error:
-            self.log(error.status, error.message)
-            self._status = "failed"
-            yield self._event(self._status, response=self._response(error))
+
+    def _closing(self) -> Iterator[bytes]:
+        yield self._event(self._status, response=self._response())
+
+    def _failure(self, error: ApiError) -> bytes:
+        self._status = "failed"
+        return self._event(self._status, response=self._response(error))
+
+    def _end(self, finish_reason: str) -> Iterator[bytes]:
+        """An answer without text has an empty item."""
+        self._status = "incomplete" if finish_reason == "length" else "completed"
+        if not self._items:
+            yield from self._begin("text")
+        yield from super()._end(finish_reason)
 
     def _event(self, kind: str, **content: Any) -> bytes:
         kind, number = f"response.{kind}", self._n_events
         self._n_events += 1
         return sse(to_json({"type": kind, "sequence_number": number, **content}), kind)
 
-    def _grow(self, delta: Mapping[str, Any], logprobs: Any) -> Iterator[bytes]:
-        """Add a part of a chat's message to the items."""
-        if thought := delta.get("reasoning_content"):
-            yield from self._add("reasoning", 0, thought)
-        if text := delta.get("content"):
-            entries = logprobs["content"] if logprobs else []
-            yield from self._add("message", 0, text, logprobs=entries)
-        for number, call in enumerate(delta.get("tool_calls", ())):
-            function = call["function"]
-            about = {"call_id": call["id"], "name": function["name"]} if "id" in call else {}
-            number = call.get("index", number)
-            yield from self._add("function_call", number, function["arguments"], about)
+    def _begin(self, kind: str, call: CallPiece | None = None) -> Iterator[bytes]:
+        name, prefix = KINDS[kind]
+        item: dict[str, Any] = {"type": name, "id": f"{prefix}_{uuid.uuid4().hex}"}
+        item["status"] = "in_progress"
+        empty: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        if call is not None:
+            item |= {"call_id": call.id, "name": call.name, "arguments": ""}
+        elif kind == "text":
+            empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item |= {"role": "assistant", "content": []}
+        else:
+            item |= {"summary": [], "content": []}
+        self._items.append(item)
+        index = len(self._items) - 1
+        yield self._event("output_item.added", output_index=index, item=item)
+        if call is None:
+            where = {"item_id": item["id"], "output_index": index, "content_index": 0}
+            yield self._event("content_part.added", **where, part=empty)
+            item["content"] = [empty]
 
-    def _add(
-        self,
-        kind: str,
-        number: int,
-        text: str,
-        about: Mapping[str, Any] | None = None,
-        **more: list[Any],
-    ) -> Iterator[bytes]:
-        """Add text, or arguments, to the item of this kind that grows, or to a new one."""
-        if self._open != (kind, number):
-            yield from self._close("completed")
-            yield from self._begin(kind, number, **(about or {}))
+    def _extend(self, text: str, part: Part) -> Iterator[bytes]:
         item = self._items[-1]
         where: dict[str, Any] = {"item_id": item["id"], "output_index": len(self._items) - 1}
-        if kind == "function_call":
+        more: dict[str, Any] = {}
+        if item["type"] == "function_call":
             item["arguments"] += text
             name = "function_call_arguments"
         else:
-            part = item["content"][0]
-            part["text"] += text
-            for key, entries in more.items():
-                part[key] += entries
-            where["content_index"], name = 0, part["type"]
+            content = item["content"][0]
+            content["text"] += text
+            where["content_index"], name = 0, content["type"]
+            if item["type"] == "message":
+                found = self._choices[0].logprobs_of(part)
+                more["logprobs"] = found["content"] if found else []
+                content["logprobs"] += more["logprobs"]
         if text:
             yield self._event(f"{name}.delta", **where, delta=text, **more)
 
-    def _begin(self, kind: str, number: int, **about: Any) -> list[bytes]:
-        """Begin an item; it is the one that grows."""
-        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
-        item: dict[str, Any] = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", **about}
-        item["status"] = "in_progress"
-        empty: dict[str, Any] = {"type": "reasoning_text", "text": ""}
-        if kind == "message":
-            empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            item |= {"role": "assistant", "content": []}
-        elif kind == "reasoning":
-            item |= {"summary": [], "content": []}
-        else:
-            item["arguments"] = ""
-        self._items.append(item)
-        self._open, index = (kind, number), len(self._items) - 1
-        events = [self._event("output_item.added", output_index=index, item=item)]
-        if kind != "function_call":
-            where = {"item_id": item["id"], "output_index": index, "content_index": 0}
-            events.append(self._event("content_part.added", **where, part=empty))
-            item["content"] = [empty]
-        return events
-
-    def _close(self, status: str) -> Iterator[bytes]:
-        """End the item that grows, if there is one."""
-        if not self._open:
-            return
-        item, self._open = self._items[-1], None
-        item["status"] = status
+    def _close(self) -> Iterator[bytes]:
+        item = self._items[-1]
+        item["status"] = "completed" if self._status == "in_progress" else self._status
         where: dict[str, Any] = {"item_id": item["id"], "output_index": len(self._items) - 1}
         if item["type"] == "function_call":
             about = {key: item[key] for key in ("name", "arguments")}

@@ -1,0 +1,106 @@
+"""APIs that tell an answer as a list of items, one after the other: thought, text, calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from pyllama_mtp.chats.toolcalls import CallPiece
+from pyllama_mtp.scheduler import Progress
+
+from .answers import Part, Reply, Served
+from .bodies import ApiError, Body
+
+
+class ItemsReply(Reply, ABC):
+    """The response of such an API. A stream's events make the items that the whole answer has."""
+
+    def __init__(self, served: Served, body: Body) -> None:
+        super().__init__(served, body)
+        self._items: list[dict[str, Any]] = []
+        self._open: tuple[str, int] | None = None  # kind and number of the item that grows
+
+    def whole(self) -> dict[str, Any]:
+        """The complete response."""
+        deque(self._grow(self._choices[0].whole()), 0)
+        return self._response()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The events of a stream; an error is the last of them."""
+        for event in self._opening():
+            yield event
+        try:
+            async for choice, news in self.news():
+                if not isinstance(news, Progress):
+                    yield self._waiting()
+                elif part := choice.part(news):
+                    for event in self._grow(part):
+                        yield event
+            self.log(200)
+            for event in self._closing():
+                yield event
+        except ApiError as error:
+            self.log(error.status, error.message)
+            yield self._failure(error)
+
+    def _grow(self, part: Part) -> Iterator[bytes]:
+        """Add a part of the answer to the items."""
+        if part.thought:
+            yield from self._add("thought", part.thought, part)
+        if part.text:
+            yield from self._add("text", part.text, part)
+        for call in part.calls:
+            yield from self._add("call", call.arguments, part, call)
+        if part.finish_reason:
+            yield from self._end(part.finish_reason)
+
+    def _add(
+        self, kind: str, text: str, part: Part, call: CallPiece | None = None
+    ) -> Iterator[bytes]:
+        """Add text, or arguments, to the item of this kind that grows, or to a new one."""
+        wanted = kind, 0 if call is None else call.number
+        if self._open != wanted:
+            if self._open:
+                yield from self._close()
+            yield from self._begin(kind, call)
+            self._open = wanted
+        yield from self._extend(text, part)
+
+    def _end(self, finish_reason: str) -> Iterator[bytes]:
+        """Close the last item; the answer is complete."""
+        if self._items:
+            yield from self._close()
+
+    def _waiting(self) -> bytes:
+        """More of the prompt is processed."""
+        return b""
+
+    @abstractmethod
+    def _response(self) -> dict[str, Any]:
+        """The response as it is now."""
+
+    @abstractmethod
+    def _opening(self) -> Iterator[bytes]:
+        """The events before the first item."""
+
+    @abstractmethod
+    def _closing(self) -> Iterator[bytes]:
+        """The events after the last item."""
+
+    @abstractmethod
+    def _failure(self, error: ApiError) -> bytes:
+        """The event that says why the answer has failed."""
+
+    @abstractmethod
+    def _begin(self, kind: str, call: CallPiece | None = None) -> Iterator[bytes]:
+        """Begin an item: a "thought", "text", or a "call"."""
+
+    @abstractmethod
+    def _extend(self, text: str, part: Part) -> Iterator[bytes]:
+        """Add text, or arguments of a call, to the last item."""
+
+    @abstractmethod
+    def _close(self) -> Iterator[bytes]:
+        """End the last item."""
