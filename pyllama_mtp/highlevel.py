@@ -187,7 +187,8 @@ class Llama(Owned):
         def chunks() -> Iterator[Dict]:
             for step in steps:
                 if part := by_request[step.request].part(step):
-                    yield {**head, "choices": [part]}
+                    told = by_request[step.request].to_dict(part, whole=False)
+                    yield {**head, "choices": [told]}
             if body.include_usage:
                 yield {**head, "choices": [], "usage": self._answers.usage(choices, body.n)}
 
@@ -195,8 +196,8 @@ class Llama(Owned):
             return chunks()
         for _ in steps:
             pass
-        counts = self._answers.usage(choices, body.n)
-        return {**head, "choices": [choice.whole() for choice in choices], "usage": counts}
+        told = [choice.to_dict(choice.whole(), whole=True) for choice in choices]
+        return {**head, "choices": told, "usage": self._answers.usage(choices, body.n)}
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of UTF-8 text. `special`: read control tokens as such."""
