@@ -1,7 +1,6 @@
 """llama-cpp-python's high-level class, :class:`Llama`, with MTP on.
 
-It is a :class:`.Session` that answers with the dicts of :mod:`.serve.answers`. The table in
-docs/python.md says where it differs.
+It is a :class:`.Session` with the dicts of :mod:`.serve.answers`; docs/python.md has a table.
 """
 
 from __future__ import annotations
@@ -136,15 +135,12 @@ class Llama(Owned):
         return self.create_completion(prompt, **options)
 
     def create_completion(self, prompt: str | list[int], **options: Any) -> Dict | Iterator[Dict]:
-        """Continue a text, or token ids.
+        """Continue a text, or token ids; with `stream=True`, returns an iterator over chunks.
 
         Args:
             options: parameters of the server's /v1/completions (`max_tokens`, 16 by default, None
                 or 0: as many as fit; `stop`, `echo`, `logprobs`, `seed`, ...), attributes of
                 :class:`.Sampling` among them; and `grammar`, GBNF or a :class:`.Grammar`.
-
-        Returns:
-            The answer; with `stream=True` an iterator over its chunks.
 
         Raises:
             UsageError: an unknown parameter, a bad value, or a prompt that is empty or too long.
@@ -186,8 +182,9 @@ class Llama(Owned):
 
         def chunks() -> Iterator[Dict]:
             for step in steps:
-                if part := by_request[step.request].part(step):
-                    yield {**head, "choices": [part]}
+                choice = by_request[step.request]
+                if part := choice.part(step):
+                    yield {**head, "choices": [choice.to_dict(part, whole=False)]}
             if body.include_usage:
                 yield {**head, "choices": [], "usage": self._answers.usage(choices, body.n)}
 
@@ -195,8 +192,8 @@ class Llama(Owned):
             return chunks()
         for _ in steps:
             pass
-        counts = self._answers.usage(choices, body.n)
-        return {**head, "choices": [choice.whole() for choice in choices], "usage": counts}
+        told = [choice.to_dict(choice.whole(), whole=True) for choice in choices]
+        return {**head, "choices": told, "usage": self._answers.usage(choices, body.n)}
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of UTF-8 text. `special`: read control tokens as such."""

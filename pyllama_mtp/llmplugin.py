@@ -19,8 +19,6 @@ class PyllamaMtp(llm.Model):
     _opened: tuple[Any, Any] = (None, None)
 
     class Options(llm.Options):
-        """Options of a prompt; None: as the file says."""
-
         path: str | None = Field(None, description="a .gguf file, or hf:OWNER/REPO[:QUANT]")
         n_ctx: int = Field(0, description="most tokens of the conversation; 0: as much as is usual")
         max_tokens: int | None = Field(None, description="most tokens of an answer")

@@ -62,9 +62,8 @@ def local_file(name: str, images: bool = True) -> str:
 
 @contextmanager
 def described(name: str) -> Iterator[tuple[str, Callable[[str], str]]]:
-    """A file with the header of the model that a name stands for, and a function that gives its
-    path in a text another name. Of a model of the hub only the headers are read, see :func:`fetch`;
-    they are gone after the block."""
+    """A file with the header of a model, and a function that puts its name in place of the file's
+    in a text. Of the hub only headers are read, see :func:`fetch`; they go with the block."""
     if not name.startswith(PREFIX):
         yield local_file(name), str
         return

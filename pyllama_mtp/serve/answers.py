@@ -424,6 +424,7 @@ class Choice(Job):
         self._logprobs = _LogprobStream(model, len(echo)) if keeps else None
         self._echo, self._scored = echo, False  # log probabilities of the prompt were sent
         self._begun = False  # a part was sent
+        self._n_ids = 0 if body.return_token_ids else None  # tokens whose ids were sent
         self.told = (0, 0, 0)  # see Answer.counts
 
     def _entries(self, finish_reason: str | None, n_taken: int) -> list[Entry] | None:
@@ -494,6 +495,10 @@ class Choice(Job):
         reason = FINISH_REASONS[part.finish_reason] if part.finish_reason else None
         if reason == "stop" and self.request.answer.tool_calls:
             reason = "tool_calls"
+        if self._n_ids is not None:  # as vLLM sends them; llama-benchy counts them
+            ids = self.request.answer.tokens
+            begin, self._n_ids = self._n_ids, len(ids) if whole else self.told[0]
+            content["token_ids"] = ids[begin : self._n_ids]
         logprobs = self.logprobs_of(part)
         return {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
 

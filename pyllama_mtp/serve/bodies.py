@@ -256,6 +256,7 @@ class Body(SamplingBody):
     ] = Field(default_factory=list)
     ignore_eos: bool = False
     return_progress: bool = False
+    return_token_ids: bool = False
     response_format: ResponseFormat | None = None
     grammar: Annotated[str, Field(min_length=1)] | None = None
     json_schema: dict[str, Any] | str | None = None

@@ -135,6 +135,18 @@ def test_llama_index(shared: Running) -> None:
     assert plain.complete("def f").text == shared.complete("def f", max_tokens=8).choices[0].text
 
 
+def test_token_ids(shared: Running) -> None:
+    """vLLM's `return_token_ids`, whole and in a stream, whose chunks have those of their rounds."""
+    options: Any = {"max_tokens": 12, "extra_body": {"return_token_ids": True}}
+    whole = shared.complete("def f", **options)
+    ids = whole.choices[0].token_ids
+    assert len(ids) == whole.usage.completion_tokens
+    chunks = [chunk.choices[0] for chunk in shared.complete("def f", stream=True, **options)]
+    assert [one for chunk in chunks for one in chunk.token_ids] == ids
+    assert shared.served.model.detokenize(ids) == whole.choices[0].text
+    assert not hasattr(shared.complete("def f").choices[0], "token_ids")
+
+
 # -- images ----------------------------------------------------------------------------------------
 
 
