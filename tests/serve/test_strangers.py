@@ -136,6 +136,8 @@ def test_bodies_that_are_refused_give_back_their_room(
         ("mybox.local", None, 200),
         ("10.0.0.1", "https://good.example:444", 200),
         ("localhost:1", "http://app.example:3000", 200),
+        ("localhost:1", "chrome-extension://known", 200),
+        ("localhost:1", "chrome-extension://other", 403),
         ("evil.example:8080", None, 403),
         ("evil.example", "http://evil.example", 403),
         ("127.0.0.1.evil.example", None, 403),
@@ -147,7 +149,8 @@ def test_bodies_that_are_refused_give_back_their_room(
     ],
 )
 def test_hosts_and_origins(start: Start, host: str, origin: str | None, status: int) -> None:
-    server = start(hosts=["good.example"], origins=["http://app.example:3000"])
+    origins = ["http://app.example:3000", "chrome-extension://known"]
+    server = start(hosts=["good.example"], origins=origins)
     headers = {"Host": host} | ({"Origin": origin} if origin else {})
     got = httpx.get(f"{server.url}/v1/models", headers=headers)
     assert got.status_code == status
