@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from pyllama_mtp import Model, child, grammar
+from pyllama_mtp.llama import native
 from pyllama_mtp.sampling.sampler import Constraint
 from pyllama_mtp.serve import limits
 from pyllama_mtp.serve.app import Printable
@@ -244,6 +245,10 @@ def test_one_requests_fault_costs_itself(
             patch.setattr(Constraint, "allowed", lambda self: allowed(self) & False)
             got = server.post(f"/{TEXT}", {"prompt": "x", **schema})
             assert got.status_code == 400 and "exclude every token" in got.text
+        if native.load().has_tap:
+            slow = "root ::= " + '" "? ' * 40 + '"x"'
+            got = server.post(f"/{TEXT}", {"prompt": "x", "grammar": slow})
+            assert got.status_code == 400 and "for more than 1 s for a token" in got.text
         fails = True
         got = server.post(f"/{TEXT}", {"prompt": "x", **schema})
         assert got.status_code == 500 and "RuntimeError" in got.text and "made up" not in got.text
