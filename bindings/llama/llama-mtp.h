@@ -212,6 +212,10 @@ LLAMA_API bool llama_mtp_checkpoints_get(struct llama_mtp_checkpoints * checkpoi
 // had memory.
 LLAMA_API size_t llama_mtp_checkpoints_size(const struct llama_mtp_checkpoints * checkpoints, bool all, ggml_backend_dev_t dev);
 
+// Grammars in GBNF, whose stacks can become as many as there are ways through a token: from now on, this thread may compute
+// for so many seconds for them (0: without a limit), then their functions throw. True: the limit before was reached.
+LLAMA_API bool llama_mtp_limit_grammar(double seconds);
+
 // Number of graphs built so far. A graph of the same shape as an earlier one is found again, and not built.
 LLAMA_API uint64_t llama_mtp_get_n_graphs_built(const struct llama_context * ctx);
 

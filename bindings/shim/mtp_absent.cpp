@@ -5,6 +5,7 @@ bool          llama_set_hidden_tap(llama_context *, llama_hidden_tap tap) { retu
 const float * llama_get_hidden_rows(llama_context *, int32_t, int32_t) { return nullptr; }
 
 void llama_mtp_set_slice(llama_context *, bool) {}
+bool llama_mtp_limit_grammar(double) { return false; }
 
 bool llama_mtp_set_block_input(llama_context *, llama_hidden_tap) { return false; }
 

@@ -29,6 +29,8 @@ extern "C" {
 #define PYLLAMA_ABORTED       (-1004)  // a failed assertion, or ggml gave up; the message says where and why
 #define PYLLAMA_NO_ROOM       (-1005)  // not begun: too little address space, or too few threads
 #define PYLLAMA_FORKED        (-1006)  // not begun: this process was forked, and lacks its parent's threads
+#define PYLLAMA_TOO_SLOW      (-1007)  // a grammar has computed for PYLLAMA_GRAMMAR_S seconds
+#define PYLLAMA_GRAMMAR_S     1
 
 // A JSON object: variant, upstream_commit, series, cpu_features, compiler, cuda. It is a part of libllama (stamp.c.in): the
 // bindings read it in the file before they load the library.

@@ -202,6 +202,14 @@ auto guarded_or_null(char * message, size_t n_message, Body body) -> decltype(bo
     return guarded(message, n_message, body, [](int32_t) { return decltype(body()) {}; });
 }
 
+// The same for samplers, of which one may be a grammar.
+template <typename Body>
+int32_t guarded_samplers(Body body) {
+    llama_mtp_limit_grammar(PYLLAMA_GRAMMAR_S);
+    const int32_t code = guarded_code(nullptr, 0, body);
+    return llama_mtp_limit_grammar(0) ? PYLLAMA_TOO_SLOW : code;
+}
+
 // Adds entry i; false: llama_batch_ext refuses it.
 bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
     const llama_embd embd = { e.embd ? e.embd + (size_t) i * e.n_embd_inp : nullptr, 1, (size_t) e.n_embd_inp };
@@ -538,11 +546,11 @@ int32_t pyllama_sampler_chain_add(llama_sampler * chain, llama_sampler * sampler
 }
 
 int32_t pyllama_sampler_accept(llama_sampler * sampler, llama_token token) {
-    return guarded_code(nullptr, 0, [&] { llama_sampler_accept(sampler, token); return 0; });
+    return guarded_samplers([&] { llama_sampler_accept(sampler, token); return 0; });
 }
 
 llama_token pyllama_sample(llama_sampler * chain, const int32_t * row_ids, const float * row_logits, int32_t n) {
-    return guarded_code(nullptr, 0, [&]() -> llama_token {
+    return guarded_samplers([&]() -> llama_token {
         llama_token_data_array candidates = row_candidates(row_ids, row_logits, n);
         llama_sampler_apply(chain, &candidates);
         if (candidates.selected < 0 || candidates.selected >= (int64_t) candidates.size) {
@@ -560,7 +568,7 @@ llama_token pyllama_sample(llama_sampler * chain, const int32_t * row_ids, const
 int32_t pyllama_distribution(
         llama_sampler * chain, const int32_t * row_ids, const float * row_logits, int32_t n,
         int32_t * ids, float * logits, int32_t capacity) {
-    return guarded_code(nullptr, 0, [&]() -> int32_t {
+    return guarded_samplers([&]() -> int32_t {
         llama_token_data_array candidates = row_candidates(row_ids, row_logits, n);
         for (int i = 0; i + 1 < llama_sampler_chain_n(chain); ++i) {
             llama_sampler_apply(llama_sampler_chain_get(chain, i), &candidates);

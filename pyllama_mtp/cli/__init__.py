@@ -160,9 +160,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code; see the module for what each code means."""
     note_signal(None)
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return code
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:  # --help leaves by SystemExit
+            sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError) and not stopped():
             return _reader_is_gone()
@@ -193,6 +194,10 @@ def entry() -> int:
     finally:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
+        try:
+            sys.stdout.flush()
+        except OSError:  # main has said why; Python would try again, and change the exit code
+            _drop_output()
 
 
 def on_signal(number: int, frame: FrameType | None) -> NoReturn:
@@ -278,6 +283,11 @@ def _set_log_levels(verbose: int) -> None:
 
 
 def _reader_is_gone() -> int:
-    """Leave quietly; buffered output goes to /dev/null (see SIGPIPE in Python's manual)."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Leave quietly."""
+    _drop_output()
     return BROKEN_PIPE
+
+
+def _drop_output() -> None:
+    """Send buffered output to /dev/null (see SIGPIPE in Python's manual)."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -358,6 +358,9 @@ class Sampler(Owned):
         """Raise the exception of a negative code of the shim."""
         if code == self._lib.PYLLAMA_NO_TOKEN:
             raise UsageError(NO_TOKEN)
+        if code == self._lib.PYLLAMA_TOO_SLOW and self._gbnf:
+            limit = f"{self._lib.PYLLAMA_GRAMMAR_S} s"
+            raise self._gbnf.refused(f"it computes for more than {limit} for a token")
         if code < 0:
             if code in (self._lib.PYLLAMA_OUT_OF_MEMORY, self._lib.PYLLAMA_NO_ROOM):
                 raise InsufficientMemoryError("sampling failed: out of memory")

@@ -15,7 +15,7 @@ from pyllama_mtp.errors import DiskFullError
 from pyllama_mtp.measure.page import _write
 from pyllama_mtp.measure.records import read_file
 
-from ..processes import Cli, disk_full_at, start
+from ..processes import Cli, disk_full_at, environment, start
 
 ONE = ("--threads", "1")
 MATRIX = ("matrix", "--prompt-sizes", "32", "--depths", "0,1", "--max-tokens", "8", *ONE)
@@ -68,10 +68,15 @@ def test_pairs(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "p.jsonl").exists()
 
 
-@pytest.mark.parametrize("words", [("inspect", "{demo}"), ("--version",)])
-def test_stdout_that_is_full(demo_file: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["inspect {demo}", "--version", "--help"])
+def test_stdout_that_is_full(demo_file: Path, words: str, unbuffered: str) -> None:
+    if words == "--help" and unbuffered:
+        pytest.skip("argparse says nothing of it")
+    env = environment(PYTHONUNBUFFERED=unbuffered)
     with Path("/dev/full").open("w") as full:
-        process = start(*(word.format(demo=demo_file) for word in words), stdout=full, text=True)
+        given = words.format(demo=demo_file).split()
+        process = start(*given, stdout=full, text=True, env=env)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 2 and "No space left on device" in said
     assert "Traceback" not in said and "Exception ignored" not in said

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session
 from pyllama_mtp import grammar as grammars
 from pyllama_mtp.child import Workers
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama import native
 from pyllama_mtp.sampling import sampler
 from pyllama_mtp.sampling.sampler import Constraint, Sampler
 
@@ -296,6 +298,19 @@ def test_a_grammar_that_holds_others_up(demo: Model, monkeypatch: pytest.MonkeyP
         for grammar in (SCHEMA, SHORT):
             with pytest.raises(UsageError, match="computes for more than 0 ms for each token"):
                 session.generate("a", max_tokens=9, sampling=Sampling(grammar=grammar)).run()
+        assert session.generate("a", max_tokens=9).run().tokens
+
+
+def test_a_token_that_gbnf_computes_without_end(demo: Model) -> None:
+    """Each character of it can be one of many optional ones. Only its own answer ends."""
+    if not native.load().has_tap:
+        pytest.skip("upstream's library has no limit")
+    grammar = Grammar.gbnf("root ::= " + '" "? ' * 40 + '"x"')
+    with Session(demo, settings(3)) as session:
+        began = time.process_time()
+        with pytest.raises(UsageError, match="computes for more than 1 s for a token"):
+            session.generate("a", max_tokens=9, sampling=Sampling(grammar=grammar)).run()
+        assert time.process_time() - began < 5
         assert session.generate("a", max_tokens=9).run().tokens
 
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from pyllama_mtp import Model, child, grammar
+from pyllama_mtp.llama import native
 from pyllama_mtp.sampling.sampler import Constraint
 from pyllama_mtp.serve import limits
 from pyllama_mtp.serve.app import Printable
@@ -136,6 +137,8 @@ def test_bodies_that_are_refused_give_back_their_room(
         ("mybox.local", None, 200),
         ("10.0.0.1", "https://good.example:444", 200),
         ("localhost:1", "http://app.example:3000", 200),
+        ("localhost:1", "chrome-extension://known", 200),
+        ("localhost:1", "chrome-extension://other", 403),
         ("evil.example:8080", None, 403),
         ("evil.example", "http://evil.example", 403),
         ("127.0.0.1.evil.example", None, 403),
@@ -147,7 +150,8 @@ def test_bodies_that_are_refused_give_back_their_room(
     ],
 )
 def test_hosts_and_origins(start: Start, host: str, origin: str | None, status: int) -> None:
-    server = start(hosts=["good.example"], origins=["http://app.example:3000"])
+    origins = ["http://app.example:3000", "chrome-extension://known"]
+    server = start(hosts=["good.example"], origins=origins)
     headers = {"Host": host} | ({"Origin": origin} if origin else {})
     got = httpx.get(f"{server.url}/v1/models", headers=headers)
     assert got.status_code == status
@@ -241,6 +245,10 @@ def test_one_requests_fault_costs_itself(
             patch.setattr(Constraint, "allowed", lambda self: allowed(self) & False)
             got = server.post(f"/{TEXT}", {"prompt": "x", **schema})
             assert got.status_code == 400 and "exclude every token" in got.text
+        if native.load().has_tap:
+            slow = "root ::= " + '" "? ' * 40 + '"x"'
+            got = server.post(f"/{TEXT}", {"prompt": "x", "grammar": slow})
+            assert got.status_code == 400 and "for more than 1 s for a token" in got.text
         fails = True
         got = server.post(f"/{TEXT}", {"prompt": "x", **schema})
         assert got.status_code == 500 and "RuntimeError" in got.text and "made up" not in got.text
