@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-    from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.images import ImageSource
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.measure.schedule import MatrixEvent
+    from pyllama_mtp.settings import Sampling, Settings
 
 __all__ = [
     "Change",
@@ -309,12 +310,13 @@ def matrix(
         UsageError: an unknown argument or a value out of range, a plan that measures nothing or a
             cell twice, or settings that this library or model cannot do.
     """
-    from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.llama import native
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.measure.images import Picture
     from pyllama_mtp.measure.request import MatrixRequest
     from pyllama_mtp.measure.run import run_matrix
     from pyllama_mtp.models.demo import demo_path
+    from pyllama_mtp.settings import Sampling, Settings
 
     request = MatrixRequest(
         sizes=sizes,

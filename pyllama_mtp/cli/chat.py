@@ -33,8 +33,10 @@ from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
 from pyllama_mtp.images import pixels_of
 
 if TYPE_CHECKING:
-    from pyllama_mtp import ChatOptions, Generation, Sampling, Session
+    from pyllama_mtp.chats.options import ChatOptions
     from pyllama_mtp.llama.vision import Vision
+    from pyllama_mtp.session import Generation, Session
+    from pyllama_mtp.settings import Sampling
 
 #: Questions that are remembered across conversations.
 HISTORY = 1000
@@ -76,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
     """Talk until the input ends."""
     settings, given = options.settings_from(args, args.draft_n_max), options.sampling_given(args)
     chat = options.chat_options_from(args)
-    from pyllama_mtp import Session
     from pyllama_mtp.llama import native
+    from pyllama_mtp.session import Session
 
     native.load(args.lib)
     with (

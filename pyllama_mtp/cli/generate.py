@@ -30,9 +30,12 @@ from pyllama_mtp.files import decode_text, read_text
 from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Generation, Model, Pair, Sampling, Session
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.llama.vision import ImagePrompt, Vision
     from pyllama_mtp.measure.intervals import Ratio
+    from pyllama_mtp.session import Generation, Session
+    from pyllama_mtp.settings import Sampling
+    from pyllama_mtp.telemetry import Pair
 
 #: The answer's speed against no MTP: parts of it, plain steps for each, and most seconds of them.
 PARTS, STEPS, MOST_S = 4, 4, 4.0
@@ -108,8 +111,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
     with parsing.new_file(args.log_pairs) as pairs:
-        from pyllama_mtp import Session
         from pyllama_mtp.llama import native
+        from pyllama_mtp.session import Session
 
         library = native.load(args.lib)
         with (
@@ -177,7 +180,8 @@ def tokenize(
     model: Model, text: str, args: argparse.Namespace, vision: Vision | None = None
 ) -> list[int] | ImagePrompt:
     """The prompt's token ids, with --chat after the chat template; or the prompt with images."""
-    from pyllama_mtp import IMAGE_MARKER, ChatOptions
+    from pyllama_mtp.chats.options import ChatOptions
+    from pyllama_mtp.llama.vision import IMAGE_MARKER
 
     if not args.chat:
         if vision is None:

@@ -104,8 +104,8 @@ def _describe(args: argparse.Namespace, file: str, told: Callable[[str], str]) -
 def _needed(info: GGUFInfo, settings: Settings) -> tuple[Needed, tuple[int, str], list[str]]:
     """What llama.cpp would allocate in each memory, without MTP and with it; tokens per graph,
     and why so many; and what the types of the caches cost."""
-    from pyllama_mtp import Model
     from pyllama_mtp.llama.cachetypes import cache_costs
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.memory import resolve, simulate, why_ubatch
 
     def of(mtp: bool) -> tuple[list[DeviceMemory], tuple[int, str], list[str]]:

@@ -268,7 +268,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _tokens(path: str | Path, texts: Sequence[str]) -> Iterator[list[int]]:
     """The token ids of all texts, a chunk at a time."""
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
 
     total = sum(Path(text).stat().st_size for text in texts if Path(text).is_file())
     bar = progress.file("tokenizing", transient=True, disable=not sys.stderr.isatty())

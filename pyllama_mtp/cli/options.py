@@ -28,9 +28,9 @@ from pyllama_mtp.settings import RopeScaling, Sampling, Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyllama_mtp import Model
     from pyllama_mtp.chats.options import ChatOptions
     from pyllama_mtp.grammar import Grammar
+    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.llama.vision import Vision
 
 log = logging.getLogger(__name__)
@@ -416,7 +416,7 @@ def open_model(
         without: the option that turns MTP off, for the error when the file has no head. "": mtp and
             this option are those of --draft-n-max.
     """
-    from pyllama_mtp import Model
+    from pyllama_mtp.llama.model import Model
 
     if not without:
         mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0

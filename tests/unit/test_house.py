@@ -17,7 +17,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "pyllama_mtp"
 #: From whom to whom: the lines that say so, "FILE:LINE -> FILE".
 Arrows: TypeAlias = dict[str, dict[str, list[str]]]
-FLOORS = 19
+FLOORS = 18
 #: Rooms that nothing below knows, and who may know of them.
 TOP = {
     "cli": {"__main__"},
