@@ -325,12 +325,9 @@ def _props(served: Served, generator: Generator) -> dict[str, Any]:
     """llama-server's description of a server, as far as its clients read it; without paths."""
     numbers = {k: v for k, v in asdict(served.model.sampling).items() if type(v) in (int, float)}
     most = served.max_tokens or AS_MUCH_AS_FITS
+    params = {**numbers, "max_tokens": most, "n_predict": most}
     return {
-        "default_generation_settings": {
-            "n_ctx": served.n_ctx,
-            "speculative": generator.depth > 0,
-            "params": {**numbers, "max_tokens": most, "n_predict": most},
-        },
+        "default_generation_settings": {"n_ctx": served.n_ctx, "params": params},
         "total_slots": generator.n_sequences,
         "model_alias": served.name,
         "model_path": served.name,

@@ -468,6 +468,14 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
     return body
 
 
+def schema(required: str, **types: str) -> dict[str, Any]:
+    """The JSON schema of a body with parameters of these types, of which "objects" is a list."""
+    objects = {"type": "array", "items": {"type": "object"}}
+    kinds = {"objects": objects, "texts": {"anyOf": [{"type": "string"}, objects]}}
+    properties = {name: kinds.get(kind, {"type": kind}) for name, kind in types.items()}
+    return {"type": "object", "required": [required], "properties": properties}
+
+
 def without_neutral(asked: Any, neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """The parameters of another API that are given, without those whose value changes nothing, of
     these. Raises ApiError: 400: one of these has another value."""

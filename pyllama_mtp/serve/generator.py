@@ -184,20 +184,15 @@ class Generator(threading.Thread):
         for sequence in self._loop.running():
             request = sequence.request
             answer, job = request.answer, self._jobs.get(request)
-            n_decoded, telemetry = len(answer.tokens), answer.telemetry
+            n, telemetry = len(answer.tokens), answer.telemetry
+            n_remain = request.limits.max_tokens - n
             slots[sequence.id] |= {
                 "is_processing": True,
                 "id_task": job.number if job else -1,
                 "n_prompt_tokens": len(request.prompt),
                 "n_prompt_tokens_processed": telemetry.n_prefilled,
                 "n_prompt_tokens_cache": telemetry.n_cached,
-                "next_token": [
-                    {
-                        "has_next_token": True,
-                        "n_remain": request.limits.max_tokens - n_decoded,
-                        "n_decoded": n_decoded,
-                    }
-                ],
+                "next_token": [{"has_next_token": True, "n_remain": n_remain, "n_decoded": n}],
             }
         return slots
 
@@ -447,16 +442,12 @@ class Metrics(Collector):
         )
         held, vllm = list(total.held), "vllm:spec_decode_num"  # names that its dashboards read
         by_position = {(self._name, str(n)): sum(held[n + 1 :]) for n in range(len(held) - 1)}
-        n_drafts, drafted_all, accepted_all = (
-            {(self._name,): n} for n in (sum(held), total.n_drafted, total.n_accepted)
-        )
-        position = ("model_name", "position")
-        counters += (
-            (f"{vllm}_drafts", "Rounds with drafts.", n_drafts, "model_name"),
-            (f"{vllm}_draft_tokens", "Drafts verified.", drafted_all, "model_name"),
-            (f"{vllm}_accepted_tokens", "Drafts accepted.", accepted_all, "model_name"),
-            (f"{vllm}_accepted_tokens_per_pos", "By position from 0.", by_position, *position),
-        )
+        sums = {"drafts": sum(held), "draft_tokens": total.n_drafted}
+        sums["accepted_tokens"] = total.n_accepted
+        for name, n in sums.items():
+            counters += ((f"{vllm}_{name}", "As vLLM counts.", {(self._name,): n}, "model_name"),)
+        name, keys = f"{vllm}_accepted_tokens_per_pos", ("model_name", "position")
+        counters += ((name, "By position from 0.", by_position, *keys),)
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, text, value, *labels in rows:
                 name = name if ":" in name else f"pyllama_mtp_{name}"

@@ -21,6 +21,7 @@ from .bodies import (
     objects,
     parse,
     pop_object,
+    schema,
     unsupported,
     without_neutral,
 )
@@ -45,20 +46,12 @@ SIGNATURE = "unsigned"
 #: The API's words for why an answer has ended.
 STOP_REASONS = {"eos": "end_turn", "stop": "end_turn", "length": "max_tokens"}
 #: The body, for the description of the endpoints.
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["messages"],
-    "properties": {
-        "max_tokens": {"type": "integer"},
-        "messages": {"type": "array", "items": {"type": "object"}},
-        "stop_sequences": {"type": "array", "items": {"type": "string"}},
-        "stream": {"type": "boolean"},
-        "system": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-        "thinking": {"type": "object"},
-        "tool_choice": {"type": "object"},
-        "tools": {"type": "array", "items": {"type": "object"}},
-    },
-}
+SCHEMA = schema(
+    "messages",
+    **dict.fromkeys(("messages", "tools"), "objects"),
+    **dict.fromkeys(("thinking", "tool_choice", "output_config"), "object"),
+    **{"max_tokens": "integer", "stop_sequences": "array", "stream": "boolean", "system": "texts"},
+)
 
 
 # -- what a client asks for ------------------------------------------------------------------------
@@ -88,8 +81,8 @@ def read_messages(asked: Any) -> ChatBody:
             **pop_object(given, "chat_template_kwargs"),
         }
     if form := pop_object(config, "format"):
-        schema = {"schema": form.get("schema")}
-        given["response_format"] = {"type": form.get("type"), "json_schema": schema}
+        wanted = {"schema": form.get("schema")}
+        given["response_format"] = {"type": form.get("type"), "json_schema": wanted}
     for name in config:
         raise unsupported(f"output_config.{name}")
     if given.get("stream"):

@@ -20,6 +20,7 @@ from .bodies import (
     objects,
     parse,
     pop_object,
+    schema,
     unsupported,
     without_neutral,
 )
@@ -56,19 +57,12 @@ REPEATED: dict[str, Any] = {
     "user": None,
 }
 #: The body, for the description of the endpoints.
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["input"],
-    "properties": {
-        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-        "instructions": {"type": "string"},
-        "max_output_tokens": {"type": "integer"},
-        "reasoning": {"type": "object"},
-        "stream": {"type": "boolean"},
-        "text": {"type": "object"},
-        "tools": {"type": "array", "items": {"type": "object"}},
-    },
-}
+SCHEMA = schema(
+    "input",
+    **dict.fromkeys(("reasoning", "text"), "object"),
+    **{"input": "texts", "instructions": "string", "max_output_tokens": "integer"},
+    **{"stream": "boolean", "tools": "objects"},
+)
 
 
 # -- what a client asks for ------------------------------------------------------------------------
@@ -110,8 +104,8 @@ def _form(text: dict[str, Any]) -> dict[str, Any]:
     found, form = dict[str, Any](), pop_object(text, "format")
     kind = form.pop("type", None)
     if kind is not None:
-        schema = {"json_schema": form} if kind == "json_schema" else form
-        found["response_format"] = {"type": kind, **schema}
+        wanted = {"json_schema": form} if kind == "json_schema" else form
+        found["response_format"] = {"type": kind, **wanted}
     if text.pop("verbosity", "medium") != "medium":
         raise unsupported("text.verbosity")
     for name in text:
