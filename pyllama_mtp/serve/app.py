@@ -477,15 +477,17 @@ class Server(uvicorn.Server):
         self.signal = sig
         self.should_exit = True
         self._generator.end(self._grace_s)
-        _later(self._grace_s + END_S, self._end, 128 + sig, time.monotonic() + PROMPTS_S)
+        end_s, code = self._grace_s + END_S, 128 + sig
+        _later(end_s, self._end, code, time.monotonic() + PROMPTS_S)
+        _later(max(end_s, PROMPTS_S) + 0.5, os._exit, code)  # the log may be a pipe nobody reads
 
     def _end(self, code: int, last: float) -> None:
         """End the process, when all prompts are written or at the time `last`."""
-        while (n := self._generator.n_unwritten) and time.monotonic() < last:
+        while (n := self._generator.prefixes.n_unwritten) and time.monotonic() < last:
             time.sleep(0.1)
-        _later(0.5, os._exit, code)  # the log may be a pipe that nobody reads
         if n:
             log.warning("processed prompts lost, as there was no time to write them: %d", n)
+        os._exit(code)
 
 
 def _later(seconds: float, call: Callable[..., None], *arguments: object) -> None:

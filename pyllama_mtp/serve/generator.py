@@ -31,7 +31,7 @@ from pyllama_mtp.errors import (
 )
 from pyllama_mtp.llama.model import Model
 from pyllama_mtp.memory import resolve
-from pyllama_mtp.promptstore import PromptStore
+from pyllama_mtp.prefixcache import PrefixCache
 from pyllama_mtp.request import Request
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
@@ -152,14 +152,9 @@ class Generator(threading.Thread):
             self._changed.notify()
 
     @property
-    def store(self) -> PromptStore:
-        """The texts that have left their places."""
-        return self._engine.prefixes.store
-
-    @property
-    def n_unwritten(self) -> int:
-        """Texts that are still to be stored in files."""
-        return self._engine.prefixes.n_unwritten
+    def prefixes(self) -> PrefixCache:
+        """The processed texts."""
+        return self._engine.prefixes
 
     @property
     def n_running(self) -> int:
@@ -399,7 +394,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they are now."""
-        generator, total, store = self._generator, self._generator.total, self._generator.store
+        generator, total = self._generator, self._generator.total
+        store = generator.prefixes.store
         prefill_tps, decode_tps = generator.speeds()
         drafted, accepted = (
             {(str(position),): n for position, n in enumerate(counts, start=1)}
