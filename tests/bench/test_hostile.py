@@ -21,18 +21,9 @@ def test_the_seed_decides_what_is_sent() -> None:
     }
 
 
-def test_an_answer_may_only_part_at_a_near_tie() -> None:
-    """And only towards the other token."""
-    question = hostile.Question([1], "one two three", [(3, " six"), (7, "!")])
-    verdicts = {
-        "one two three": "right",
-        "one six seven": "near tie",
-        "one two!": "near tie",
-        "one ten three": "wrong",
-        "six two three": "wrong",
-        "one two": "wrong",
-    }
-    for text, verdict in verdicts.items():
+def test_an_answer_is_right_or_not() -> None:
+    question = hostile.Question([1], "one two three")
+    for text, verdict in {"one two three": "right", "one six": "wrong", "one two": "wrong"}.items():
         assert question.judge(Answer(0.0, text=text)) == verdict, text
     assert question.judge(Answer(0.0, text="one two three", error="429")) == "failed"
 

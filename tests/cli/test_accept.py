@@ -121,7 +121,7 @@ def test_refusals_come_before_a_model_is_loaded(
     cli: Cli, options: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pyllama_mtp.Model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("pyllama_mtp.llama.model.Model", lambda *_, **__: pytest.fail("loaded"))
     Path("bad.jsonl").write_text('{"prompt": "a"}\n{"promt": "b"}\n')
     result = cli("accept", *options)
     assert result.code == 2 and message in result.err and not result.out

@@ -142,7 +142,7 @@ def test_the_context_has_room_for_prompt_and_answer(
         rooms.append(room)
         raise FatalDecodeError("no session", -3)
 
-    monkeypatch.setattr("pyllama_mtp.Session", open_session)
+    monkeypatch.setattr("pyllama_mtp.session.Session", open_session)
     for max_tokens in ("300", str(MOST_TOKENS), "-1"):
         assert cli(*MODEL, "-n", max_tokens, "hello").code == 2
     assert rooms == [300 + len(demo.tokenize("hello")), MOST_TOKENS, 0]
