@@ -85,9 +85,10 @@ ABSENT = {
     "batches": "batches",
     "fine_tuning": "fine-tuning",
 }
-#: Of glibc's mallopt(): areas from which threads allocate. Each thread but the first few would have
-#: its own, and what one frees stays with it.
-M_ARENA_MAX, ARENAS = -8, 2
+#: For glibc's mallopt(), so that what bodies took goes back to the system: M_ARENA_MAX, areas from
+#: which threads allocate, since what is freed stays with one; M_MMAP_THRESHOLD, bytes from which an
+#: allocation is returned by itself, which would rise to 32 MiB; M_TRIM_THRESHOLD, of free bytes.
+ALLOCATION = {-8: 2, -3: 2 << 20, -1: 8 << 20}
 #: Requests that are prepared at once.
 THREADS = 200
 #: The page to chat with, which may reach this server only.
@@ -522,7 +523,8 @@ def serve(
         ready: called before the first request is taken.
     """
     with contextlib.suppress(AttributeError):  # of glibc only
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
+        for option, value in ALLOCATION.items():
+            ctypes.CDLL(None).mallopt(option, value)
     server = Server(app, generator, grace_s)
     generator.start()
     try:
