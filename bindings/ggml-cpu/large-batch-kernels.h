@@ -5,6 +5,8 @@
 
 #include "small-batch-kernels-32.h"
 
+#include <numeric>
+
 namespace {
 
 constexpr int VECTORS   = 2;               // of rows
@@ -32,7 +34,9 @@ struct tile {
 // Columns are quantized in units, as upstream does: 32 values (Q8_0), or 256 (Q8_K).
 template <int UNIT> struct column_unit {
     int8_t  quants[UNIT];
-    int32_t offsets[UNIT == QK_K ? PAIRS : 1]; // sums of 16 quants, as shorts; of a block what its sum begins with, or its own sum as a float
+    // sums of 16 quants, as shorts; what the sums of a block or of groups begin with, where they are ints; of a block with minima its own sum as
+    // a float
+    int32_t offsets[UNIT == QK_K ? QK_K / 16 : 1];
     float   scale;
 };
 
@@ -153,7 +157,7 @@ template <class T> void unpack_256(const char * const * rows, int64_t first, int
                 SB(storeu_ps)(out.min + at, of_rows(T::dmin));
             }
             transpose_groups<T::OWN_SCALE>(scales, out.scales + u * n_groups * TILE_ROWS + v * LANES);
-            if (HAS_MIN<T> || in_tile<T>::BIAS != 0) {
+            if (HAS_MIN<T> || (!VNNI && in_tile<T>::BIAS != 0)) {
                 transpose_pairs(less, out.less + u * PAIRS * TILE_ROWS + v * LANES);
             }
             char * quants = out.quants + u * QK_K * TILE_ROWS + v * sizeof(ivec);
@@ -219,7 +223,13 @@ template <class T> void prepare_unit_256(const float * x, void * out) {
     float sums[16];
     prepare_256(x, quants, sums, &y.scale);
     memcpy(y.quants, quants, QK_K);
-    memcpy(y.offsets, sums, sizeof(y.offsets));
+    if (HAS_MIN<T> || !VNNI) {
+        memcpy(y.offsets, sums, PAIRS * sizeof(*y.offsets));
+        return;
+    }
+    for (int g = 0; g < QK_K / T::OWN_SCALE; ++g) {
+        y.offsets[g] = -in_tile<T>::BIAS * std::accumulate(y.quants + g * T::OWN_SCALE, y.quants + (g + 1) * T::OWN_SCALE, 0);
+    }
 }
 
 template <class T> void prepare_unit_32(const float * x, void * out) {
@@ -320,6 +330,7 @@ void multiply_32(const tile & t, int64_t n_units, const char * const * y, float 
 // is so, too; what a bias does (MINS is false, BIASED) belongs to the products.
 template <int GROUP_SIZE, bool MINS, bool BIASED, bool SIGNED, int CHAIN, int n>
 void multiply_256(const tile & t, int64_t n_units, const char * const * y, float (*acc)[TILE_ROWS]) {
+    constexpr bool OWN_BIAS = BIASED && !MINS && !VNNI; // else sums begin with what it does
     const char    * quants = t.quants;
     const int32_t * scales = t.scales;
     for (int64_t u = 0; u < n_units; ++u) {
@@ -335,7 +346,7 @@ void multiply_256(const tile & t, int64_t n_units, const char * const * y, float
             ivec dots[n][VECTORS], pairs[n][VECTORS];
             SB_UNROLL for (int j = 0; j < n && VNNI; ++j) {
                 SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-                    dots[j][v] = SB(set1_epi32)(0);
+                    dots[j][v] = MINS ? SB(set1_epi32)(0) : four_of(column[j]->offsets + g);
                 }
             }
             SB_UNROLL for (int k = 0; k < GROUP_SIZE / 4; ++k) {
@@ -363,11 +374,11 @@ void multiply_256(const tile & t, int64_t n_units, const char * const * y, float
             less[i / VECTORS][i % VECTORS] = SB(set1_epi32)(0);
         }
         const int32_t * pair = t.less + u * PAIRS * TILE_ROWS;
-        for (int k = 0; k < PAIRS && (MINS || BIASED); ++k, pair += TILE_ROWS) {
+        for (int k = 0; k < PAIRS && (MINS || OWN_BIAS); ++k, pair += TILE_ROWS) {
             SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
                 const ivec x = SB_LOAD(pair + v * LANES);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    less[j][v] = SB(add_epi32)(less[j][v], SB(madd_epi16)(x, four_of(column[j]->offsets + k)));
+                    less[j][v] = add_pairs(less[j][v], x, four_of(column[j]->offsets + k));
                 }
             }
         }
@@ -376,7 +387,7 @@ void multiply_256(const tile & t, int64_t n_units, const char * const * y, float
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 float * to = acc[j] + v * LANES;
                 const fvec scale = SB(set1_ps)(column[j]->scale);
-                const ivec sum = BIASED && !MINS ? SB(sub_epi32)(sums[j][v], less[j][v]) : sums[j][v];
+                const ivec sum = OWN_BIAS ? SB(sub_epi32)(sums[j][v], less[j][v]) : sums[j][v];
                 fvec all = SB(fmadd_ps)(SB(mul_ps)(d, scale), SB(cvtepi32_ps)(sum), SB(loadu_ps)(to));
                 if (MINS) {
                     const fvec min = SB(mul_ps)(SB(loadu_ps)(t.min + u * TILE_ROWS + v * LANES), scale);

@@ -304,7 +304,7 @@ template <bool NOW, bool NEXT, bool KEEP> void pass(int64_t size, int64_t n, con
                             ROW(storeu_ps)(kept + at, x);
                         }
                     } else {
-                        __builtin_prefetch(from + at + STEP * size); // it comes from far
+                        __builtin_prefetch(from + at + n * size, 0, 2); // the next block
                     }
                     if (NEXT) {
                         x = ROW(mul_ps)(x, g);
@@ -403,10 +403,12 @@ bool ggml_delta_net_steps(const ggml_compute_params * params, const ggml_delta_n
         return false;
     }
     const bool stream = past_caches(d, rows.states);
+    // of few tokens small ones, so that memory is never idle for long
+    const int64_t block = std::max(STEP, (d.n_tokens() < FEW ? BLOCK / 4 : BLOCK) / size / STEP * STEP);
     const auto take = [&](int64_t begin, int64_t end) {
         for (int64_t n; begin < end; begin += n) {
             const int64_t first = begin % size;
-            n = std::min({ BLOCK / size / STEP * STEP, size - first, end - begin });
+            n = std::min({ block, size - first, end - begin });
             take_columns(rows, begin / size % d.n_heads(), begin / size / d.n_heads(), first, n, stream);
         }
     };

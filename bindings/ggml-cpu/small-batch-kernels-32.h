@@ -18,9 +18,11 @@ constexpr bool VNNI = true;
 
 #ifdef SB_512
 #define SB_DPBUSD _mm512_dpbusd_epi32
+#define SB_DPWSSD _mm512_dpwssd_epi32
 SB_INLINE ivec load_col(const char * y) { return _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i *) y)); }
 #else
 #define SB_DPBUSD _mm256_dpbusd_avx_epi32
+#define SB_DPWSSD _mm256_dpwssd_avx_epi32
 SB_INLINE ivec load_col(const char * y) { return _mm256_load_si256((const __m256i *) y); }
 #endif
 
@@ -54,6 +56,15 @@ SB_INLINE ivec dot_32(ivec x, ivec prepared, ivec y) {
 }
 
 #endif
+
+// sum + x . y, of shorts in pairs
+SB_INLINE ivec add_pairs(ivec sum, ivec x, ivec y) {
+#ifdef SB_DPWSSD
+    return SB_DPWSSD(sum, x, y);
+#else
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
+#endif
+}
 
 #ifdef SB_512
 SB_INLINE ivec load_16(const char * y) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *) y)); }
@@ -104,7 +115,7 @@ SB_INLINE void group_of_lanes(const product & p, const char * x, size_t x_stride
     const char * next = x + LANES * x_stride; // hardware prefetchers lose track of several short rows
     for (int64_t i = 0; i < p.n_units; ++i, x += sizeof(typename T::block), next += LANES * sizeof(typename T::block)) {
         SB_UNROLL for (size_t b = 0; b < LANES * sizeof(typename T::block); b += 64) {
-            _mm_prefetch(next + b, _MM_HINT_T0);
+            _mm_prefetch(next + b, _MM_HINT_T1);
         }
         prepare(x);
         const fvec d = T::scales(x, x_stride);
@@ -126,30 +137,53 @@ SB_INLINE void group_of_lanes(const product & p, const char * x, size_t x_stride
     }
 }
 
+// sum + low . a + high . b in each lane; the absolute values are those of the weights, or if they serve one column only, its own
+#if defined(SB_512) || defined(__AVXVNNI__)
+template <bool, bool> SB_INLINE ivec dot_nibbles(ivec sum, ivec low, ivec a, ivec high, ivec b) {
+    return SB_DPBUSD(SB_DPBUSD(sum, low, a), high, b);
+}
+#else
+template <bool is_signed, bool alone> SB_INLINE ivec dot_nibbles(ivec sum, ivec low, ivec a, ivec high, ivec b) {
+    const ivec ones = _mm256_set1_epi16(1);
+    if (is_signed) {
+        const auto dot = [&](ivec x, ivec y) {
+            const ivec unsigned_one = alone ? _mm256_abs_epi8(y) : _mm256_abs_epi8(x);
+            return _mm256_madd_epi16(ones, _mm256_maddubs_epi16(unsigned_one, alone ? _mm256_sign_epi8(x, y) : _mm256_sign_epi8(y, x)));
+        };
+        return _mm256_add_epi32(sum, _mm256_add_epi32(dot(low, a), dot(high, b)));
+    }
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(ones, _mm256_add_epi16(_mm256_maddubs_epi16(low, a), _mm256_maddubs_epi16(high, b))));
+}
+#endif
+
+// sums of weights with a bias, without what it adds: an int for all rows
+template <int BIAS> SB_INLINE ivec add_bias(ivec sums, const float * of_column) {
+    int32_t bias;
+    memcpy(&bias, of_column, sizeof(bias));
+    return BIAS ? SB(add_epi32)(sums, SB(set1_epi32)(bias)) : sums;
+}
+
+// what is added to signed weights, where the integer dot product takes an unsigned operand
+constexpr int BYTES_BIAS = VNNI ? 128 : 0;
+
 template <class T, int n> void rows_bytes(const product & p, int64_t begin, int64_t end) {
     rows_by_group<n, LANES>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[LANES]) {
-        ivec quants[2 * QUARTERS], prepared[2 * QUARTERS];
+        ivec quants[2 * QUARTERS];
         group_of_lanes<T, n>(p, x, x_stride, result, [&](const char * own) __attribute__((always_inline)) {
             SB_UNROLL for (int r = 0; r < 2 * QUARTERS; ++r) { // the first 16 weights of rows, then the others
                 const char * row = own + r % QUARTERS * x_stride + offsetof(typename T::block, qs);
-                quants[r]   = rows_of_16(row + r / QUARTERS * 16, QUARTERS * x_stride);
-                prepared[r] = prepare_rows(quants[r]);
+                quants[r] = SB_XOR(rows_of_16(row + r / QUARTERS * 16, QUARTERS * x_stride), SB(set1_epi8)((int8_t) BYTES_BIAS));
             }
-            if (n > 1) {
-                to_stack(prepared);
+            if (n > 1 && !VNNI) {
+                to_stack(quants);
             }
         }, [&](int j, const columns & y) __attribute__((always_inline)) {
             const ivec a = load_16(y.y + QK8_0 * j), b = load_16(y.y + QK8_0 * j + 16);
             ivec sums[QUARTERS];
             SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
-                if (n == 1) { // here, or GCC has those of all rows at once, which takes too many registers
-                    __asm__("" : "+x"(quants[v]), "+x"(quants[v + QUARTERS]));
-                    prepared[v]            = prepare_rows(quants[v]);
-                    prepared[v + QUARTERS] = prepare_rows(quants[v + QUARTERS]);
-                }
-                sums[v] = SB(add_epi32)(dot_32(quants[v], prepared[v], a), dot_32(quants[v + QUARTERS], prepared[v + QUARTERS], b));
+                sums[v] = dot_nibbles<!VNNI, n == 1>(SB(set1_epi32)(0), quants[v], a, quants[v + QUARTERS], b);
             }
-            return sums_of_fours<INT16_MAX + 1>(sums);
+            return add_bias<BYTES_BIAS>(sums_of_fours<INT16_MAX + 1>(sums), y.sums + j);
         });
     });
 }
@@ -235,25 +269,6 @@ void prepare_32(const float * x, char * y, float *, float * scale) {
 
 // ---- nibbles in blocks of 32: two dot products to each conversion
 
-// sum + low . a + high . b in each lane; the absolute values are those of the weights, or if they serve one column only, its own
-#if defined(SB_512) || defined(__AVXVNNI__)
-template <bool, bool> SB_INLINE ivec dot_nibbles(ivec sum, ivec low, ivec a, ivec high, ivec b) {
-    return SB_DPBUSD(SB_DPBUSD(sum, low, a), high, b);
-}
-#else
-template <bool is_signed, bool alone> SB_INLINE ivec dot_nibbles(ivec sum, ivec low, ivec a, ivec high, ivec b) {
-    const ivec ones = _mm256_set1_epi16(1);
-    if (is_signed) {
-        const auto dot = [&](ivec x, ivec y) {
-            const ivec unsigned_one = alone ? _mm256_abs_epi8(y) : _mm256_abs_epi8(x);
-            return _mm256_madd_epi16(ones, _mm256_maddubs_epi16(unsigned_one, alone ? _mm256_sign_epi8(x, y) : _mm256_sign_epi8(y, x)));
-        };
-        return _mm256_add_epi32(sum, _mm256_add_epi32(dot(low, a), dot(high, b)));
-    }
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(ones, _mm256_add_epi16(_mm256_maddubs_epi16(low, a), _mm256_maddubs_epi16(high, b))));
-}
-#endif
-
 template <class T, int n> void rows_nibbles(const product & p, int64_t begin, int64_t end) {
     rows_by_group<n, LANES>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[LANES]) {
         ivec low[QUARTERS], high[QUARTERS];
@@ -281,26 +296,20 @@ template <class T, int n> void rows_nibbles(const product & p, int64_t begin, in
             SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
                 sums[v] = dot_nibbles<IS_SIGNED<T>, n == 1>(SB(set1_epi32)(0), low[v], a, high[v], b);
             }
-            ivec sum = sums_of_fours<8 * 127 * T::MOST>(sums);
-            if (T::BIAS) {
-                int32_t bias;
-                memcpy(&bias, y.sums + j, sizeof(bias));
-                sum = SB(add_epi32)(sum, SB(set1_epi32)(bias));
-            }
-            return sum;
+            return add_bias<T::BIAS>(sums_of_fours<8 * 127 * T::MOST>(sums), y.sums + j);
         });
     });
 }
 
 // the block and, as an int, what the bias adds to its sum; or with MINS its own sum
-template <class T> void prepare_nibbles(const float * x, char * y, float * sums, float * scale) {
-    *scale = quantize_block<HAS_MIN<T>>(x, (int8_t *) y, sums);
-    if (!HAS_MIN<T>) {
+template <bool MINS, int BIAS> void prepare_biased(const float * x, char * y, float * sums, float * scale) {
+    *scale = quantize_block<MINS>(x, (int8_t *) y, sums);
+    if (!MINS) {
         int32_t sum = 0;
         for (int i = 0; i < QK8_0; ++i) {
             sum += y[i];
         }
-        sum *= -T::BIAS;
+        sum *= -BIAS;
         memcpy(sums, &sum, sizeof(sum));
     }
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// The kernels of small-batch.cpp for super-blocks of 256 weights (K quants, IQ1 to IQ4_XS) on x86 (AVX-512 or AVX2): some rows times
-// 1 to 8 columns. Q4_K on AVX2 is in small-batch-lanes.h.
+// The kernels of small-batch.cpp for super-blocks of 256 weights without minima (Q3_K, Q6_K, IQ1 to IQ4_XS) on x86 (AVX-512 or AVX2):
+// some rows times 1 to 8 columns. Those with minima are in small-batch-lanes.h.
 
 #include "small-batch-types.h"
 
@@ -62,19 +62,6 @@ template <int n, typename F> SB_INLINE void unrolled(F f) {
 
 // ---- super-blocks of 256
 
-// the groups of 32 weights that a step multiplies
-template <class T> constexpr bool SPLIT = T::FORMULA == formula::MIN_SPLIT;
-template <class T> constexpr int first_group(int v)  { return SPLIT<T> ? v / 2 * 4 + v % 2 : 2 * v; }
-template <class T> constexpr int second_group(int v) { return first_group<T>(v) + (SPLIT<T> ? 2 : 1); }
-
-template <class T, int v> SB_INLINE bytes quants_of_step(const typename T::block & b) {
-    if constexpr (SPLIT<T>) {
-        return T::template quants_split<v>(b);
-    } else {
-        return T::template quants<v>(b);
-    }
-}
-
 #ifdef SB_512
 
 template <class> using scales_of_block = shorts;
@@ -82,7 +69,7 @@ template <class> SB_INLINE shorts multipliers(shorts scales) { return scales; }
 
 template <class T, int v> SB_INLINE bytes scales_of_step(const scales_of_block<T> & scales) {
     if (T::OWN_SCALE == 32) { // in pairs: some CPUs take twice as long for words
-        constexpr int a = first_group<T>(v), b = second_group<T>(v);
+        constexpr int a = 2 * v, b = a + 1;
         return _mm512_permutexvar_epi32(_mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b), _mm512_castsi256_si512(scales));
     }
     const __m512i group = _mm512_set_epi16(3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2,
@@ -99,7 +86,7 @@ SB_INLINE ivec dot(ivec sum, bytes x, __mmask64 negative, bool is_signed, const 
 }
 
 template <class T, int n, int v> SB_INLINE void step(const typename T::block & b, const scales_of_block<T> & scales, const char * y, ivec * sum) {
-    bytes x = quants_of_step<T, v>(b);
+    bytes x = T::template quants<v>(b);
     const __mmask64 negative = IS_SIGNED<T> ? _mm512_movepi8_mask(x) : 0;
     if (IS_SIGNED<T>) {
         x = _mm512_abs_epi8(x);
@@ -136,7 +123,7 @@ template <class T> using scales_of_block = scales_at<T::OWN_SCALE>;
 template <class T> SB_INLINE scales_of_block<T> multipliers(shorts scales) { return { scales, T::FORMULA == formula::GRID_OFFSETS }; }
 
 template <class T, int v> SB_INLINE bytes scales_of_step(const scales_of_block<T> & scales) {
-    return { scales.template group<first_group<T>(v)>(), scales.template group<second_group<T>(v)>() };
+    return { scales.template group<2 * v>(), scales.template group<2 * v + 1>() };
 }
 
 SB_INLINE ivec dot_256(ivec sum, __m256i x, __m256i sign, bool is_signed, const char * y, __m256i scales) {
@@ -156,7 +143,7 @@ template <class T, int n, int v> SB_INLINE void step(const typename T::block & b
         x = T::template grid<v>(b); // from -1 on
         x = sign = { _mm256_add_epi8(x.lo, _mm256_set1_epi8(1)), _mm256_add_epi8(x.hi, _mm256_set1_epi8(1)) };
     } else {
-        x = sign = quants_of_step<T, v>(b);
+        x = sign = T::template quants<v>(b);
     }
     if (IS_SIGNED<T>) {
         x = { _mm256_abs_epi8(x.lo), _mm256_abs_epi8(x.hi) };
@@ -171,14 +158,14 @@ template <class T, int n, int v> SB_INLINE void step(const typename T::block & b
 
 #endif
 
-// What biases and minima take away, in products of shorts, with sums of 16 quants. Quants whose signs go to the columns have no bias.
-template <class T> SB_INLINE shorts offsets_of(const typename T::block & b, shorts scales, shorts mins) {
+// What biases take away, in products of shorts, with sums of 16 quants. Quants whose signs go to the columns have no bias.
+template <class T> SB_INLINE shorts offsets_of(const typename T::block & b, shorts scales) {
 #ifndef SB_512
     if constexpr (T::FORMULA == formula::GRID_OFFSETS) {
         return T::offsets(b, scales);
     }
 #endif
-    return (void) b, HAS_MIN<T> ? mins : _mm256_mullo_epi16(scales, _mm256_set1_epi16(T::BIAS));
+    return (void) b, _mm256_mullo_epi16(scales, _mm256_set1_epi16(T::BIAS));
 }
 #ifdef SB_512
 template <class T> constexpr bool BIASED = T::BIAS != 0;
@@ -203,19 +190,19 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
             acc[j] = SB(setzero_ps)();
         }
         for (int64_t u = 0; u < p.n_units; ++u) {
-            ivec dots[n][LANES], less[n][LANES];
+            ivec dots[n][LANES];
             int n_group = LANES;
             __asm__("" : "+r"(n_group)); // a loop, since all their code takes longer
             const auto multiply_row = [&](int r) __attribute__((always_inline)) {
                 const block & x = rows[r][u];
                 SB_UNROLL for (size_t b = 0; b < sizeof(block); b += 64) {
-                    _mm_prefetch(next + b, _MM_HINT_T0);
+                    _mm_prefetch(next + b, _MM_HINT_T1);
                 }
                 next += sizeof(block);
-                shorts scales, mins = _mm256_setzero_si256();
-                T::groups(x, scales, mins);
+                shorts scales, none;
+                T::groups(x, scales, none);
                 const scales_of_block<T> each = multipliers<T>(scales);
-                const shorts by = offsets_of<T>(x, scales, mins);
+                const shorts by = offsets_of<T>(x, scales);
                 ivec sum[n];
                 SB_UNROLL for (int j = 0; j < n; ++j) {
                     sum[j] = SB(set1_epi32)(0);
@@ -225,11 +212,7 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
                 step<T, n, 2>(x, each, y.y, sum);
                 step<T, n, 3>(x, each, y.y, sum);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    const ivec offset = HAS_MIN<T> || BIASED<T> ? widened(_mm256_madd_epi16(by, load_256(y.sums + 16 * j))) : SB(set1_epi32)(0);
-                    dots[j][r] = HAS_MIN<T> ? sum[j] : SB(sub_epi32)(sum[j], offset); // a bias belongs to the products
-                    if (HAS_MIN<T>) {
-                        less[j][r] = offset;
-                    }
+                    dots[j][r] = BIASED<T> ? SB(sub_epi32)(sum[j], widened(_mm256_madd_epi16(by, load_256(y.sums + 16 * j)))) : sum[j];
                 }
             };
             for (int r = 0; r < n_group; ++r) {
@@ -240,17 +223,9 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
             }
             const auto of_rows = [&](auto half) { return lanes_of_halves([&](int r) { return half(rows[r][u]); }); };
             const fvec d = SB(mul_ps)(of_rows(T::d), SB(set1_ps)(T::FACTOR));
-            fvec dmin = d;
-            if constexpr (HAS_MIN<T>) {
-                dmin = of_rows(T::dmin);
-            }
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 const fvec scale = SB(set1_ps)(y.scales[j]);
-                const auto of = [](const ivec * x) __attribute__((always_inline)) { return SB(cvtepi32_ps)(sums_of(x)); };
-                acc[j] = SB(fmadd_ps)(SB(mul_ps)(d, scale), of(dots[j]), acc[j]);
-                if (HAS_MIN<T>) {
-                    acc[j] = SB(fnmadd_ps)(SB(mul_ps)(dmin, scale), of(less[j]), acc[j]);
-                }
+                acc[j] = SB(fmadd_ps)(SB(mul_ps)(d, scale), SB(cvtepi32_ps)(sums_of(dots[j])), acc[j]);
             }
             y.y += n * QK_K, y.sums += n * 16, y.scales += n;
         }
@@ -265,7 +240,7 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
 }
 
 // 256 floats as quantize_row_q8_K_ref has them, and sums of each 16, as shorts
-template <bool SPLIT = false> void prepare_256(const float * x, char * y, float * sums, float * scale) {
+inline void prepare_256(const float * x, char * y, float * sums, float * scale) {
     __m256 most = _mm256_loadu_ps(x), least = most;
     for (int i = 8; i < QK_K; i += 8) {
         most  = _mm256_max_ps(most,  _mm256_loadu_ps(x + i));
@@ -296,8 +271,7 @@ template <bool SPLIT = false> void prepare_256(const float * x, char * y, float 
         }
         const __m256i packed = _mm256_permutevar8x32_epi32(
             _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        const bool swapped = SPLIT && (i / 32 % 4 == 1 || i / 32 % 4 == 2);
-        _mm256_store_si256((__m256i *) (y + (swapped ? i ^ 96 : i)), packed);
+        _mm256_store_si256((__m256i *) (y + i), packed);
         __m256i sum = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), packed), _mm256_set1_epi16(1));
         sum = _mm256_hadd_epi32(sum, sum);
         sum = _mm256_hadd_epi32(sum, sum);

@@ -57,6 +57,9 @@ SB_INLINE __m256i bits_to_bytes(uint32_t bits) {
 #ifdef SB_512
 #define SB(op) _mm512_##op
 #define SB_AND _mm512_and_si512
+#define SB_OR _mm512_or_si512
+#define SB_XOR _mm512_xor_si512
+#define SB_BROADCAST_128 _mm512_broadcast_i32x4
 #define SB_LOAD(p) _mm512_loadu_si512(p)
 typedef __m512i ivec;
 typedef __m512  fvec;
@@ -118,6 +121,9 @@ SB_INLINE bytes with_signs(bytes x, uint64_t signs) {
 
 #define SB(op) _mm256_##op
 #define SB_AND _mm256_and_si256
+#define SB_OR _mm256_or_si256
+#define SB_XOR _mm256_xor_si256
+#define SB_BROADCAST_128 _mm256_broadcastsi128_si256
 #define SB_LOAD(p) _mm256_loadu_si256((const __m256i *) (p))
 typedef __m256i ivec;
 typedef __m256  fvec;

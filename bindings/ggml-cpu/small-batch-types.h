@@ -10,14 +10,13 @@ namespace {
 // How a weight comes from its quant, with the d (and dmin) of its block and the scale (and min) of its group.
 enum class formula {
     MIN,          // d * scale * quant - dmin * min
-    MIN_SPLIT,    // the same; quants_split<v> are those of 32 weights and of the 32 after the next 32, without a shuffle
     BIAS,         // d * scale * (quant - BIAS)
     SIGNED,       // d * scale * quant, of either sign
     GRID_SIGNS,   // as BIAS; or grid<v>, sizes of a grid, with the signs of minuses<v>, which a column can take over
     GRID_OFFSETS, // as BIAS; or scale * (grid<v> + 1) and offsets() of the groups, both in eighths of d
 };
 
-template <class T> constexpr bool HAS_MIN   = T::FORMULA == formula::MIN || T::FORMULA == formula::MIN_SPLIT;
+template <class T> constexpr bool HAS_MIN   = T::FORMULA == formula::MIN;
 template <class T> constexpr bool IS_SIGNED = T::FORMULA == formula::SIGNED;
 
 // ---- Super-blocks of 256 weights, times columns in blocks of 256 with one scale (as block_q8_K) ----
@@ -48,16 +47,11 @@ struct type_k { // what most of them have in common
 struct type_q4_K : type_k {
     typedef block_q4_K block;
     static constexpr int MOST = 15;
-    static constexpr formula FORMULA = formula::MIN_SPLIT;
+    static constexpr formula FORMULA = formula::MIN;
     static ggml_half d   (const block & b) { return b.data.data.d; }
     static ggml_half dmin(const block & b) { return b.data.data.dmin; }
     SB_INLINE void groups(const block & b, shorts & scales, shorts & mins) { scales_and_mins(b.scales, scales, mins); }
     template <int v> SB_INLINE bytes quants(const block & b) { return twice<0, 4, 0, 15>(b.qs + 32 * v); }
-
-    template <int v> SB_INLINE bytes quants_split(const block & b) { // low nibbles of 64 bytes, or high ones
-        const bytes both = load(b.qs + 64 * (v / 2));
-        return v % 2 ? high_nibbles(both) : operator_and(both, fill(15));
-    }
 };
 
 struct type_q5_K : type_k {

@@ -62,19 +62,17 @@ struct kernel {
 #define SB_ROWS(rows, T) { nullptr, rows<T, 1>, rows<T, 2>, rows<T, 3>, rows<T, 4>, rows<T, 5>, rows<T, 6>, rows<T, 7>, rows<T, 8> }
 
 template <class T> const kernel * kernel_256() {
-    static const kernel k = { QK_K, 16, prepare_256<SPLIT<T>>, SB_ROWS(rows_256, T) };
+    static const kernel k = { QK_K, 16, prepare_256, SB_ROWS(rows_256, T) };
     return &k;
 }
 
-#ifndef SB_512
 template <class T> const kernel * kernel_lanes() {
     static const kernel k = { QK_K, 16, prepare_lanes<T>, SB_ROWS(rows_lanes, T) };
     return &k;
 }
-#endif
 
 template <class T> const kernel * kernel_bytes() {
-    static const kernel k = { QK8_0, 0, prepare_32, SB_ROWS(rows_bytes, T) };
+    static const kernel k = { QK8_0, 1, prepare_biased<false, BYTES_BIAS>, SB_ROWS(rows_bytes, T) };
     return &k;
 }
 
@@ -84,22 +82,16 @@ template <class T> const kernel * kernel_32() {
 }
 
 template <class T> const kernel * kernel_nibbles() {
-    static const kernel k = { QK8_0, 1, prepare_nibbles<T>, SB_ROWS(rows_nibbles, T) };
+    static const kernel k = { QK8_0, 1, prepare_biased<HAS_MIN<T>, T::BIAS>, SB_ROWS(rows_nibbles, T) };
     return &k;
 }
 
 const kernel * kernel_of(int32_t type) {
     switch (type) {
         case GGML_TYPE_Q3_K:    return kernel_256<type_q3_K>();
-#ifdef SB_512
-        case GGML_TYPE_Q2_K:    return kernel_256<type_q2_K>();
-        case GGML_TYPE_Q4_K:    return kernel_256<type_q4_K>();
-        case GGML_TYPE_Q5_K:    return kernel_256<type_q5_K>();
-#else
         case GGML_TYPE_Q2_K:    return kernel_lanes<lanes_q2_K>();
         case GGML_TYPE_Q4_K:    return kernel_lanes<lanes_q4_K>();
         case GGML_TYPE_Q5_K:    return kernel_lanes<lanes_q5_K>();
-#endif
         case GGML_TYPE_Q6_K:    return kernel_256<type_q6_K>();
         case GGML_TYPE_IQ4_XS:  return kernel_256<type_iq4_xs>();
         case GGML_TYPE_IQ2_XXS: return kernel_256<type_iq2_xxs>();
