@@ -9,11 +9,11 @@ import publish
 import pytest
 
 PIECES = (
-    gpu.Piece("broken", 1, "", "-c 'raise SystemExit(7)'"),
+    gpu.Piece("broken", 40, "", "-c 'raise SystemExit(7)'"),
     gpu.Piece("endless", 1, "", "-c 'import time; time.sleep(600)'"),
     gpu.Piece("long", 6000, "", "-c 'raise SystemExit(7)'"),
     gpu.Piece("without a model", 1, gpu.DENSE, "-c 'raise SystemExit(7)'"),
-    gpu.Piece("good", 1, gpu.SMALL, "-c 'print(1)' {model} {more}"),
+    gpu.Piece("good", 40, gpu.SMALL, "-c 'print(1)' {model} {more}"),
 )
 
 
@@ -22,7 +22,7 @@ def test_pieces_that_fail_or_do_not_fit_do_not_stop_the_others(
 ) -> None:
     monkeypatch.setattr(gpu, "PIECES", PIECES)
     monkeypatch.setattr(gpu.Run, "write", lambda run: run.file(gpu.SMALL).touch())
-    options = ["--output", str(tmp_path), "--models", str(tmp_path), "--minutes", "1"]
+    options = ["--output", str(tmp_path), "--models", str(tmp_path), "--minutes", "3"]
     assert gpu.main(options) == gpu.FAILED
     said = (tmp_path / "log.txt").read_text()
     for piece, end in zip(

@@ -58,8 +58,9 @@ def test_cells_that_are_there_are_not_measured_again(
 @pytest.mark.long
 def test_a_short_load(tmp_path: Path) -> None:
     """Two clients of our server; and a long prompt beside a running answer."""
-    options = ["--clients", "0,2", "--sides", "ours", "--seconds", "8", "--threads", "1"]
-    code, (interrupted, two) = run(tmp_path, *options)
+    options = ["--sides", "ours", "--threads", "1"]
+    run(tmp_path, *options, "--clients", "0", "--seconds", "300")
+    code, (interrupted, two) = run(tmp_path, *options, "--clients", "2", "--seconds", "8")
     assert code == 0, [cell["answers"] for cell in (interrupted, two)]
     assert len(interrupted["answers"]) == 2 and interrupted["answers"][1]["n"] == 1
-    assert load.figures(two)["ended"] >= 2 and max(two["memory"]) > 0
+    assert load.figures(two)["speed"] > 0 and max(two["memory"]) > 0

@@ -56,7 +56,7 @@ class Terminal:
 
     def wait_for(self, words: str) -> str:
         """The output up to `words` and with them."""
-        assert self.shows(words, 20), f"{words!r} does not come: {self.text!r}"
+        assert self.shows(words, 120), f"{words!r} does not come: {self.text!r}"
         shown, _, self.text = self.text.partition(words)
         return shown + words
 
@@ -70,7 +70,7 @@ class Terminal:
         with contextlib.suppress(OSError):
             while os.read(self._master, 4096):
                 pass
-        return self.process.wait(20)
+        return self.process.wait(120)
 
     def close(self) -> None:
         self.process.kill()

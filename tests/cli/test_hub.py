@@ -115,6 +115,7 @@ class Hub(ThreadingHTTPServer):
             "HF_ENDPOINT": f"http://{host!s}:{port}",
             "HF_HOME": str(folder),
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "300",  # else it asks again after 10 s
         }
 
 
@@ -163,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(data[:stop_at])
                 self.wfile.flush()
                 self.server.stopped.set()
-                self.server.go_on.wait(30)
+                self.server.go_on.wait(300)
             else:
                 self.wfile.write(data[begin:])
 

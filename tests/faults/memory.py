@@ -22,7 +22,7 @@ from pathlib import Path
 from ..processes import environment
 
 CHILD = Path(__file__).with_name("memory_child.py")
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 DONE, CLEAN = "done", "clean error"
 ABOUT = """Every scenario was played at each of so many limits of its address space (RLIMIT_AS),
 from what it had before to 1.05 times what it takes beyond that ("growth") and 256 MiB for what

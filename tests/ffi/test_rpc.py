@@ -195,7 +195,7 @@ def test_a_worker_says_where_it_is_and_ends(
             connection.sendall(rpc.HELLO)
             connection.recv(100)
         process.send_signal(stop)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (code, "", said)
 
 
@@ -203,7 +203,7 @@ def test_where_it_cannot_listen(served: str) -> None:
     taken = ("--port", served.split(":")[1])
     for options in (taken, ("--port", "65536"), ("--host", "no-such-host.invalid")):
         process = start_worker(*options)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
         assert (process.returncode, out, err.count("\n")) == (2, "", 1)
         assert "cannot listen at" in err and (options != taken or served in err)
 

@@ -31,7 +31,7 @@ def said(**given: str) -> str:
         cwd=tempfile.gettempdir(),  # in the checkout the sources would be imported
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stderr

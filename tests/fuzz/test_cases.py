@@ -22,7 +22,7 @@ from ..architectures import write_model as with_a_head
 from ..plain import write_model
 from ..processes import every_core
 
-JOBS = 2
+JOBS, LIMITS = 2, Limits(seconds=300)
 
 
 @pytest.mark.long
@@ -31,7 +31,7 @@ JOBS = 2
     [("model", 240), ("head", 60), ("split", 60), ("prompt", 40), ("mmproj", 30), ("image", 40)],
 )
 def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path) -> None:
-    with Pool(demo_file, JOBS) as pool:
+    with Pool(demo_file, JOBS, LIMITS) as pool:
         outcomes = list(pool.run(Case(kind, 9_000_000 + i) for i in range(n)))
     assert [o for o in outcomes if o.outcome == FINDING] == []
     counts = Counter(o.outcome for o in outcomes)
@@ -49,7 +49,7 @@ def test_what_llama_cpp_stops_at_in_other_architectures(arch: str, tmp_path: Pat
     cases = [Case("model", 0, [edit]), *(Case("model", 9_000_000 + i) for i in range(12))]
     path = tmp_path / "m.gguf"
     written = with_a_head(arch, path) if arch == "glm4moe" else write_model(path, arch)
-    with every_core(), Pool(written, JOBS) as pool:
+    with every_core(), Pool(written, JOBS, LIMITS) as pool:
         outcomes = list(pool.run(cases))
     assert [o for o in outcomes if o.outcome == FINDING] == []
     assert len(outcomes) == len(cases)

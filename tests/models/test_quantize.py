@@ -134,7 +134,7 @@ def test_interruption_ends_the_library(
     """The process that quantizes is ended, also in the middle of a tensor."""
     went_on, types = tmp_path / "went-on", choose_types(read_gguf(f16), "q4_0", None)
     says = "print('DEBUG\\t[ 1/ 9] blk.0.ffn_up.weight - [ 1], type = f16,', flush=True)"
-    goes_on = f"import time; time.sleep(3); open({str(went_on)!r}, 'w')"
+    goes_on = f"import time; time.sleep(60); open({str(went_on)!r}, 'w')"
     monkeypatch.setattr(quantize, "choose_types", lambda *arguments: types)
     monkeypatch.setattr(quantize.child, "_CHILD", f"{says}; {goes_on}")
 

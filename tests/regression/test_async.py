@@ -46,7 +46,7 @@ def test_a_consumer_that_leaves(demo: Model, text: list[int]) -> None:
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        for _ in range(500):
+        for _ in range(6000):
             if generation.finish_reason:
                 break
             await asyncio.sleep(0.01)

@@ -194,12 +194,12 @@ def test_costs_of_fewer_threads_are_not_remembered(
 
 
 def test_what_rounds_teach_is_kept(demo: Model, text: list[int], folder: Path) -> None:
-    """Costs of a machine ten times slower, as rounds have corrected them."""
+    """Costs of a machine a thousand times slower, as rounds have corrected them."""
     with Session(demo, AUTO):
         (file,) = files(folder)
     costs = msgspec.json.decode(file.read_bytes(), type=dict[int, Costs])
     slow = {
-        n: Costs(*([10 * s for s in of] for of in (one.verify, one.draft)))
+        n: Costs(*([1000 * s for s in of] for of in (one.verify, one.draft)))
         for n, one in costs.items()
     }
     file.write_bytes(msgspec.json.encode(slow))

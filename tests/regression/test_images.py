@@ -169,7 +169,7 @@ def test_too_much_is_refused_before_it_is_encoded(
 
 def test_close_waits_for_an_encoding(run_python: RunPython) -> None:
     done = run_python("""
-import tempfile, threading, time
+import tempfile, threading
 from pathlib import Path
 import numpy as np
 from pyllama_mtp import Model
@@ -178,14 +178,13 @@ from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 with Model(demo_path()) as model, tempfile.TemporaryDirectory() as folder:
     vision = Vision(model, write_synthetic_mmproj(Path(folder, "mm.gguf"), model.n_embd_inp))
-    began, found = threading.Event(), []
+    began, found, encode = threading.Event(), [], vision._encode
+    vision._encode = lambda *of: began.set() or encode(*of)
     def work():
-        began.set()
         found.append(vision.prompt(IMAGE_MARKER, [np.zeros((1500, 1500, 3), np.uint8)]))
     thread = threading.Thread(target=work)
     thread.start()
     began.wait()
-    time.sleep(0.2)
     vision.close()
     thread.join()
     print(len(found[0].images))

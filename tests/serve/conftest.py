@@ -22,6 +22,9 @@ from pyllama_mtp.serve.app import build_app
 from pyllama_mtp.serve.generator import Generator
 
 NAME = "demo"
+#: Seconds after which what should end, or come true, never will; also of calls of httpx.
+LIMIT_S = 120
+vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(httpx.Timeout(LIMIT_S).as_dict())
 
 
 class Running:
@@ -31,7 +34,7 @@ class Running:
         self.generator, self.served = generator, served
         self.url, self.port = f"http://127.0.0.1:{port}", port
         self.client = openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=key or "any", max_retries=0, timeout=60
+            base_url=f"{self.url}/v1", api_key=key or "any", max_retries=0, timeout=LIMIT_S
         )
 
     def complete(self, prompt: object, **options: Any) -> Any:
@@ -51,7 +54,7 @@ class Running:
 
     def post(self, path: str, body: object) -> httpx.Response:
         """The answer to a request."""
-        return httpx.post(self.url + path, json=body, timeout=60)
+        return httpx.post(self.url + path, json=body)
 
     def chat(self, messages: object, **options: Any) -> Any:
         """The greedy answer to a chat, as JSON."""
@@ -62,12 +65,14 @@ class Running:
 
     def wait_until_busy(self, n: int = 1, unless: Callable[[], bool] = lambda: False) -> None:
         """Wait until `n` requests run or wait, or `unless` is true."""
+        deadline = time.monotonic() + LIMIT_S
         while self.generator.n_running + self.generator.n_waiting < n and not unless():
+            assert time.monotonic() < deadline, "the requests do not come"
             time.sleep(0.001)
 
     def wait_until_idle(self) -> None:
         """Wait until no request runs or waits; abandoned ones end soon."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + LIMIT_S
         while self.generator.n_running or self.generator.n_waiting:
             assert time.monotonic() < deadline, "the server is still busy"
             time.sleep(0.01)
@@ -114,9 +119,9 @@ def running(
         yield Running(generator, served, listening.getsockname()[1], api_key)
     finally:
         http.should_exit = True
-        thread.join(20)
+        thread.join(LIMIT_S)
         generator.end(0)
-        generator.join(20)
+        generator.join(LIMIT_S)
         listening.close()
         assert not thread.is_alive() and not generator.is_alive(), "the server does not end"
 

@@ -82,7 +82,7 @@ def test_usage_so_far(shared: Running) -> None:
         return [event async for event in reply.chunks()]
 
     assert shared.generator.events
-    *events, _ = asyncio.run_coroutine_threadsafe(late(), shared.generator.events).result(20)
+    *events, _ = asyncio.run_coroutine_threadsafe(late(), shared.generator.events).result(99)
     usages = [json.loads(event.removeprefix(b"data: "))["usage"] for event in events]
     told = [
         (one["completion_tokens"], one["completion_tokens_details"]["accepted_prediction_tokens"])

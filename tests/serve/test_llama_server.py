@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import httpx
@@ -75,10 +74,10 @@ def test_vllm_counters(start: Start) -> None:
 
 
 def test_props_and_slots(start: Start) -> None:
-    server = start(n_sequences=2, max_tokens=400)
+    server = start(n_sequences=2, n_ctx=8192, max_tokens=8000)
     props = httpx.get(f"{server.url}/props").json()
     settings = props["default_generation_settings"]
-    assert settings["n_ctx"] == 512 and settings["params"]["max_tokens"] == 400
+    assert settings["n_ctx"] == 8192 and settings["params"]["max_tokens"] == 8000
     assert settings["params"]["temperature"] == server.served.model.sampling.temperature
     assert (props["total_slots"], props["model_alias"]) == (2, NAME)
     assert props["modalities"] == {"vision": False, "audio": False}
@@ -86,22 +85,21 @@ def test_props_and_slots(start: Start) -> None:
     assert "/" not in props["model_path"]
 
     url = f"{server.url}/slots"
-    idle = {"n_ctx": 512, "speculative": True, "is_processing": False}
+    idle = {"n_ctx": 8192, "speculative": True, "is_processing": False}
     assert httpx.get(url).json() == [{"id": 0, **idle}, {"id": 1, **idle}]
-    body = {"prompt": ["import os", "def f"], "max_tokens": 400, "ignore_eos": True}
-    running = threading.Thread(target=server.post, args=("/v1/completions", body))
-    running.start()
+    options: Any = {"max_tokens": 8000, "stream": True, "extra_body": {"ignore_eos": True}}
+    stream = server.complete(["import os", "def f"], **options)
+    begun = set[int]()
+    while begun != {0, 1}:
+        begun |= {choice.index for choice in next(stream).choices}
     slots = httpx.get(url).json()
-    while not all("next_token" in slot and slot["next_token"][0]["n_decoded"] for slot in slots):
-        slots = httpx.get(url).json()
-        assert running.is_alive()
     assert httpx.get(url, params={"fail_on_no_slot": 1}).status_code == 503
-    running.join()
+    stream.close()
     server.wait_until_idle()
     assert httpx.get(url, params={"fail_on_no_slot": 1}).status_code == 200
     first, second = slots
     assert first["id_task"] != second["id_task"] and first["is_processing"]
     assert first["n_prompt_tokens"] == len(server.served.model.tokenize("import os"))
     decoded = first["next_token"][0]
-    assert decoded["n_decoded"] + decoded["n_remain"] == 400
+    assert decoded["n_decoded"] + decoded["n_remain"] == 8000
     assert not {"prompt", "generated"} & {*first}

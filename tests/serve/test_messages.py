@@ -35,7 +35,7 @@ FUNCTIONS: Any = [
 
 
 def client(server: Running, **options: Any) -> Any:
-    usual: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 60}
+    usual: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 120}
     return anthropic.Anthropic(base_url=server.url, **{**usual, **options})
 
 
@@ -360,11 +360,12 @@ def test_one_that_fails(shared: Running, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(anthropic.InternalServerError, match="no more"):
             ask(shared, "x")
     shared.wait_until_idle()
+    step, n = shared.generator._loop.step, iter(range(1, 10))
+    monkeypatch.setattr(shared.generator._loop, "step", lambda: step() if next(n, 0) else fail())
     stream = client(shared).messages.create(
         **given("x", extra_body={"ignore_eos": True}), stream=True
     )
     next(event for event in stream if event.type == "content_block_delta")
-    monkeypatch.setattr(shared.generator._loop, "step", fail)
     with pytest.raises(anthropic.APIStatusError, match="no more"):
         list(stream)
     shared.wait_until_idle()

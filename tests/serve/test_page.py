@@ -12,13 +12,13 @@ import pytest
 from pyllama_mtp import Model, Sampling
 
 from ..marks import usual
-from .conftest import NAME, Running, Start
+from .conftest import LIMIT_S, NAME, Running, Start
 
 QUESTION, KEY = "What is a list?", "secret"
 
 
 def wait(true: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S
     while not (found := true()):
         assert time.monotonic() < deadline, "it does not come true"
         time.sleep(0.02)

@@ -28,7 +28,7 @@ def test_unpacks_the_needed_files_only(place):
     assert os.access(place.dest / "cmake/run.sh", os.X_OK)
     assert place.leftovers == []
     # Times of the archive could be older than objects that were built from another release.
-    assert time.time() - (place.dest / "src/llama.cpp").stat().st_mtime < 60
+    assert time.time() - (place.dest / "src/llama.cpp").stat().st_mtime < 3600
 
 
 def test_the_other_package(place, tmp_path):

@@ -20,7 +20,7 @@ def python(code: str) -> Program:
     return Program("the program", [sys.executable, "-c", code])
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -30,7 +30,7 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 def test_it_never_waits_for_a_reader() -> None:
     """The program writes more than a pipe holds, to stdout and to stderr."""
     with python("import sys; sys.stdout.write('a' * 10**6); sys.stderr.write('b' * 10**6)") as one:
-        assert len(one.wait(20)) == 10**6
+        assert len(one.wait(60)) == 10**6
         assert one.stderr() == "b" * 10**6
         assert len(one.last_words()) == 2000
 
@@ -67,7 +67,7 @@ def test_ctrl_c_of_the_terminal_does_not_reach_it() -> None:
 def test_failures_say_what_it_said() -> None:
     failed = pytest.raises(PeerError, match=r"the program failed \(1\): no such model")
     with python("import sys; sys.exit('no such model')") as program, failed:
-        program.wait(20)
+        program.wait(60)
     late = pytest.raises(PeerError, match="not done after 0 s: it said nothing")
     with python(WAIT) as program, late:
         program.wait(0.1)
@@ -79,4 +79,4 @@ def test_settings_of_either_side_do_not_reach_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "7")
     monkeypatch.setenv("PYLLAMA_MTP_LIB", "upstream")
     with python("import os; print([n for n in os.environ if 'LLAMA' in n])") as program:
-        assert program.wait(20) == "[]\n"
+        assert program.wait(60) == "[]\n"

@@ -38,7 +38,7 @@ def none_is_left(
     peers: Any, ended: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """Whatever a test does, no server is left running."""
-    monkeypatch.setattr(peers_module, "START_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(peers_module, "START_TIMEOUT_S", 120.0)
     yield
     assert all(ended(pid) for pid in peers.log("pid"))
 
