@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import signal
 import subprocess
@@ -13,13 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pyllama_mtp.cli import parsing
-from pyllama_mtp.errors import LibraryError, PyllamaMtpError
+from pyllama_mtp.errors import LibraryError, PyllamaMtpError, UsageError
 
 
 class Doctor:
     """Check the installation: build variant, upstream commit and patches, devices, CPU
     features, GPU, demo model, and a short generation. Says what is wrong and how to
-    mend it.
+    mend it. With --bench, the text is a report to send.
 
     Exit code: 0 everything is in order, 1 something is wrong. Lines marked 'note'
     are not faults.
@@ -28,6 +29,7 @@ class Doctor:
       pyllama-mtp doctor
       pyllama-mtp doctor --lib upstream
       pyllama-mtp doctor --json > report.json    (has folder names of this machine)
+      pyllama-mtp doctor --bench > report.txt
     """
 
     @staticmethod
@@ -39,12 +41,23 @@ class Doctor:
             help="leave out the short generation with the demo model (a few seconds)",
         )
         parser.add_argument("--json", action="store_true", help="print one JSON array of findings")
+        parser.add_argument(
+            "--bench",
+            nargs="?",
+            const="",
+            metavar="FILE",
+            help="add how busy the machine is, and a matrix of this model; without one that of "
+            "'pyllama-mtp matrix' (two minutes; writes half a gigabyte once)",
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Run every check and print what it found."""
+        if args.bench is not None and args.json:
+            raise UsageError("--bench makes a report of text; leave --json out")
         findings: list[Finding] = []
-        for finding in check(args.lib, self_test=not args.no_self_test):
+        bench = args.bench is not None
+        for finding in check(args.lib, self_test=not args.no_self_test, bench=bench):
             findings.append(finding)
             if not args.json:
                 _print(finding)
@@ -53,7 +66,21 @@ class Doctor:
             print(json.dumps([asdict(finding) for finding in findings], indent=2))
         else:
             print(f"wrong: {', '.join(wrong)}" if wrong else "everything is in order")
-        return 1 if wrong else 0
+        return 1 if wrong else measure(args.bench, args.lib) if bench else 0
+
+
+def measure(model: str, lib: str | None) -> int:
+    """Print a short matrix of a model, "": a first look; its exit code."""
+    from pyllama_mtp.cli import matrix
+
+    words = ["--no-output", "--format", "markdown", *([] if lib is None else ["--lib", lib])]
+    if model:
+        words += ["-m", model, "-p", "512", "-n", "128", "--depths", "0,1,2,3,auto"]
+        words += ["--repeat", "3", "--budget", "5m"]
+    parser = argparse.ArgumentParser()
+    matrix.add_options(parser)
+    print(flush=True)
+    return matrix.run(parser.parse_args(words))
 
 
 _REBUILD = "build it on this machine: pip install --force-reinstall --no-cache-dir ."
@@ -77,14 +104,15 @@ class Finding:
 
 
 def _print(finding: Finding) -> None:
-    print(f"{finding.state:6}{finding.name:15}{finding.detail}", flush=True)
+    detail = finding.detail.replace(f"{Path.home()}/", "~/")  # people send the text
+    print(f"{finding.state:6}{finding.name:15}{detail}", flush=True)
     if finding.remedy:
         print(f"{'':21}-> {finding.remedy}", flush=True)
 
 
-def check(lib: str | None, *, self_test: bool) -> Iterator[Finding]:
+def check(lib: str | None, *, self_test: bool, bench: bool = False) -> Iterator[Finding]:
     """Make every check in turn. A check that fails becomes a finding, and the others go on, even
-    where the native library does not load."""
+    where the native library does not load. `bench`: also whether the machine is idle."""
     library: Any = None
 
     def load() -> Iterator[Finding]:
@@ -105,6 +133,8 @@ def check(lib: str | None, *, self_test: bool) -> Iterator[Finding]:
     yield from demo
     if self_test and library is not None and all(f.state == "ok" for f in demo):
         yield from _guarded("self-test", lambda: check_generation(lib))
+    if bench:
+        yield from _guarded("idle", check_idle)
 
 
 def _guarded(name: str, checks: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -217,7 +247,7 @@ def check_demo() -> Iterator[Finding]:
 def check_generation(lib: str | None) -> Iterator[Finding]:
     """A short generation with MTP, in a process of its own: a native crash must not end ours."""
     command = [sys.executable, "-m", "pyllama_mtp", "generate", "--json", "--max-tokens", "16"]
-    command += [*([] if lib is None else ["--lib", lib]), "def add(a, b):"]
+    command += ["--temp", "0", *([] if lib is None else ["--lib", lib]), "def add(a, b):"]
     name, seconds = "self-test", _SELF_TEST_SECONDS
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
@@ -231,9 +261,22 @@ def check_generation(lib: str | None) -> Iterator[Finding]:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         yield Finding(name, "wrong", last, _BY_HAND)
     else:
-        told = json.loads(done.stdout)["telemetry"]
+        answer = json.loads(done.stdout)
+        told, text = answer["telemetry"], answer["text"]
         drafts = f"{sum(told['accepted'])} of {sum(told['drafted'])} drafts accepted"
         yield Finding(name, "ok", f"{told['n_generated']} tokens with MTP, {drafts}")
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        yield Finding("answer", "ok", f"at temperature 0, SHA-256 {digest}: {text!r}")
+
+
+def check_idle() -> Iterator[Finding]:
+    """Whether other programs keep the machine busy."""
+    from pyllama_mtp.machine import LOAD, available_threads, busy_cores
+
+    busy = busy_cores(2.0)
+    detail = f"other programs keep {busy:.1f} of {available_threads()} cores busy"
+    close = "close them: figures beside them are too low" if busy >= LOAD else ""
+    yield Finding("idle", "note" if close else "ok", detail, close)
 
 
 class Libdir:

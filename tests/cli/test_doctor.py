@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pyllama_mtp.cli import installation
+from pyllama_mtp.cli import installation, matrix
 from pyllama_mtp.errors import LibraryError
 from pyllama_mtp.llama import native
 from pyllama_mtp.models import demo
 
 from ..processes import Cli
+
+#: An answer without text.
+EMPTY = "at temperature 0, SHA-256 e3b0c44298fc1c14: ''"
 
 
 def line(result: SimpleNamespace, name: str) -> str:
@@ -96,8 +100,8 @@ def test_what_computes(
 @pytest.mark.parametrize(
     ("code", "out", "err", "state", "detail"),
     [
-        (0, '{"telemetry": {"n_generated": 16, "accepted": [3, 1], "drafted": [4, 4]}}', "", "ok",
-         "16 tokens with MTP, 4 of 8 drafts accepted"),
+        (0, '{"telemetry": {"n_generated": 16, "accepted": [3, 1], "drafted": [4, 4]}, "text": ""}',
+         "", "ok", "16 tokens with MTP, 4 of 8 drafts accepted"),
         (-4, "", "", "wrong", "SIGILL"),
         (2, "", "noise\npyllama-mtp: error: no head\n", "wrong", "error: no head"),
     ],
@@ -110,6 +114,44 @@ def test_the_self_test_survives_a_crash(
         return subprocess.CompletedProcess(command, code, out, err)
 
     monkeypatch.setattr(subprocess, "run", run)
-    (finding,) = installation.check_generation("upstream")
+    finding, *answer = installation.check_generation("upstream")
+    assert [one.detail for one in answer] == [EMPTY] * (code == 0)
     assert finding.state == state and detail in finding.detail
     assert bool(finding.remedy) == (state == "wrong")
+
+
+@pytest.mark.parametrize(("busy", "state"), [(0.1, "ok"), (1.5, "note")])
+def test_a_report_to_send(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, busy: float, state: str
+) -> None:
+    """Findings, without the user's name, then the matrix of a first look or of a file."""
+    asked: list[Namespace] = []
+
+    def run(args: Namespace) -> int:
+        asked.append(args)
+        print("| the matrix |")
+        return 0
+
+    monkeypatch.setattr(matrix, "run", run)
+    monkeypatch.setattr("pyllama_mtp.machine.busy_cores", lambda seconds: busy)
+    monkeypatch.setattr(Path, "home", lambda: native.load().folder.parent)
+    for file in ([], ["m.gguf"]):
+        result = cli("doctor", "--no-self-test", "--bench", *file, "--lib", "patched")
+        assert result.code == 0 and result.out.endswith("in order\n\n| the matrix |\n")
+        assert line(result, "idle").startswith(state) and f"keep {busy} of" in result.out
+        assert str(Path.home()) not in result.out and "from ~/" in line(result, "library")
+    first, own = asked
+    assert all(one.no_output and one.lib == "patched" for one in asked)
+    assert first.model is first.prompt_sizes is first.depths is None, "a first look"
+    assert own.model == ["m.gguf"] and own.prompt_sizes == (512,) and 0 in own.depths
+    refused = cli("doctor", "--bench", "--json")
+    assert refused.code == 2 and "leave --json out" in refused.err
+
+
+def test_nothing_is_measured_with_what_is_broken(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "demo_path", lambda: tmp_path / "demo.gguf")
+    monkeypatch.setattr(matrix, "run", lambda args: pytest.fail("measured"))
+    monkeypatch.setattr("pyllama_mtp.machine.busy_cores", lambda seconds: 0.0)
+    assert cli("doctor", "--bench").code == 1
