@@ -54,10 +54,11 @@ DRAFT_VOCAB_LEAST = 256
 AUTO_DEPTH = 6
 #: Most drafts per round. Further drafts would hardly ever be reached.
 DRAFT_LIMIT = 64
-#: Published acceptance, by name. Qwen3.5's own head on the coding prompts of SPEED-Bench, with
-#: thinking: depths 1 to 8 give 1.93 2.73 3.39 3.97 4.41 4.80 5.04 5.21 tokens per round, of which
-#: these rates are the differences. Source: SemiAnalysis InferenceX, golden_al_distribution.
+#: Published acceptance, by name, and whose it is. With thinking, depths 1 to 8 give 1.93 2.73 3.39
+#: 3.97 4.41 4.80 5.04 5.21 tokens per round, of which these rates are the differences. Source:
+#: SemiAnalysis InferenceX, golden_al_distribution.
 GOLDEN = {"golden:qwen3.5": (0.93, 0.8, 0.66, 0.58, 0.44, 0.39, 0.24, 0.17)}
+GOLDEN_SOURCES = {"golden:qwen3.5": "InferenceX: Qwen3.5's own head, SPEED-Bench's coding prompts"}
 
 
 def available_threads() -> int:

@@ -19,7 +19,7 @@ def made_sample(
         **{"n_prompt": n_prompt, "n_generated": n_generated},
         **{"prefill_s": prefill_s, "decode_s": decode_s, "elapsed_s": prefill_s + decode_s},
         **{"prefill_tps": prefill_tps, "decode_tps": decode_tps},
-        **{"drafted": [], "accepted": [], "rounds": 0, "tokens_per_round": 1.0},
+        **{"drafted": [], "accepted": [], "rounds": 0, "mean_acceptance_length": 1.0},
     }
     return Sample(**{**values, **changes})
 

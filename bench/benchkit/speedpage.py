@@ -14,6 +14,7 @@ from pyllama_mtp.files import write_whole
 from pyllama_mtp.measure.figures import OURS, Cell, Figure, ratio_to, ratio_to_plain
 from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.records import read_file
+from pyllama_mtp.measure.table import above
 from pyllama_mtp.measure.text import size_name, speed_words, to_markdown
 
 PREFACE = """# Speed
@@ -149,7 +150,8 @@ def fragment(title: str, records: Path, missing: Sequence[str]) -> str:
     about = f"Samples: {records.name}; commit {project_commit()}.{state}"
     tables = re.sub("^## ", "### ", results.markdown(), flags=re.M)
     contexts = context_table(results.cells)
-    parts = [f"## {title}", about, contexts, contexts and context_notes(records)]
+    parts = [f"## {title}", about, *above(results.cells)]
+    parts += [contexts, contexts and context_notes(records)]
     return "\n\n".join(filter(None, [*parts, ratio_table(results.cells), tables]))
 
 

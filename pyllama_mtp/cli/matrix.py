@@ -24,6 +24,7 @@ examples:
   pyllama-mtp matrix --depths 0,3 --peers llama-server,llama-bench
   pyllama-mtp matrix -m model.gguf --image photo.jpg -p 1k --depths 0,3
   pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6
+  pyllama-mtp matrix -m model.gguf --depths 0,3 --format llama-bench
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="CLASS,...",
         help="kinds of prompts: text (documentation to continue; the default), source (programs to "
         "continue), image (text after --image, whose default it is; text,image measures both); "
-        "questions in a chat, after a text of the size: factual, thinking, code, instruction",
+        "questions in a chat, after a text of the size: factual, thinking, code, instruction, "
+        "humaneval, mtbench; copy (a program to write again, in a row of its own)",
     )
     group.add_argument(
         "--image",
@@ -173,7 +175,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="go on with the last run in --output: measure its missing samples. Refused if that "
         "run has another plan",
     )
-    parsing.add_format_option(output)
+    parsing.add_format_option(output, "llama-bench")
     options.add_model_options(parser, several=True)
     group = parser.add_argument_group("what is compared, beside depths")
     group.add_argument(
@@ -420,7 +422,7 @@ def say(text: str) -> None:
 
 
 def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bool = False) -> None:
-    """Print the cells to stdout as a table, as Markdown, or as one JSON array. `acceptance`: show
+    """Print the cells to stdout as `how` of --format says. `acceptance`: show
     what it is worth even where no questions were asked."""
     from pyllama_mtp.measure import table
     from pyllama_mtp.measure.profile import cell_profiles
@@ -430,11 +432,13 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
         print("[" + ",\n".join(cell.to_json() for cell in table.ordered(cells)) + "]")
         for note in table.waiting_note(cells):
             say(note)
+    elif how == "llama-bench":
+        print(table.llama_bench(cells))
     elif how == "markdown":
         print(table.markdown_table(cells, per_round=per_round))
     else:
         table.print_matrix(cells, sys.stdout, per_round=per_round)
-    if how == "json":
+    if how in ("json", "llama-bench"):
         return
     asked = acceptance or has_classes(cells)
     for more in (acceptance_markdown(cells) if asked else "", cell_profiles(cells)):

@@ -19,9 +19,9 @@ def add_force_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
-def add_format_option(parser: argparse._ActionsContainer) -> None:
-    """Add --format, for commands that print tables."""
-    choices = ("table", "markdown", "json")
+def add_format_option(parser: argparse._ActionsContainer, *more: str) -> None:
+    """Add --format, for commands that print tables. `more`: formats that this one has as well."""
+    choices = ("table", "markdown", "json", *more)
     parser.add_argument("--format", default="table", choices=choices, help="how to print results")
 
 

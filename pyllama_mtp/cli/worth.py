@@ -24,8 +24,10 @@ class Accept:
     This is a matrix of questions: each is answered without MTP and with a fixed
     number of drafts per round, which takes hours where a model is slow: --budget
     bounds it. Prompts: 24 of each class (factual, thinking, code,
-    instruction) come with the package; the demo model has its own. Your own are
-    JSON lines, in which only "prompt" is needed:
+    instruction; copy: a program to write again) come with the package; the demo
+    model has its own. humaneval and mtbench (first turns) are published sets, which
+    come with other packages. Your own are JSON lines, in which only "prompt" is
+    needed; SPEED-Bench's lines are taken, too:
 
       {"class": "mine", "prompt": "Why?", "chat": true, "thinking": false}
 
@@ -49,8 +51,8 @@ class Accept:
             "--classes",
             type=parsing.comma_list(str),
             metavar="NAME,...",
-            help="classes of the package's prompts (default: all four; none beside your own "
-            "prompts)",
+            help="classes of prompts, see above (default: factual, thinking, code, instruction; "
+            "none beside your own prompts)",
         )
         parsing.add_whole(
             group,
@@ -152,7 +154,9 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         path = options.model_path(args)
         counts.update(one.kind for one in prompts.prompts_for(path, packaged))
         is_demo = demo.is_demo(path)
-        sources.append("the demo model's own" if is_demo else "the package's own")
+        if {*packaged} - {*prompts.PUBLISHED}:
+            sources.append("the demo model's own" if is_demo else "the package's own")
+        sources += [prompts.PUBLISHED[one][0] for one in packaged if one in prompts.PUBLISHED]
     else:
         is_demo = args.model is None
     most = args.prompts_per_class or max(counts.values())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from statistics import median
 from typing import IO, Any, Literal
 
@@ -24,6 +23,7 @@ from pyllama_mtp.measure.figures import (
     Cell,
     Figure,
     Labels,
+    averaged,
     base_of,
     paired_ratios,
     series_key,
@@ -233,20 +233,23 @@ def _lines(
     and NEW, to compare ratios to no MTP; None: speeds."""
     lines: list[_Line] = []
     paired = _against_no_mtp if sides else _speeds
+    means = {id(cell) for cell in averaged(old for old, _ in pairs)}
     for figure in figures:
         of_series: dict[str, list[list[float]]] = {}
+        whole = list[list[float]]()
         for old, new in pairs:
             if pairs_of_cell := paired(old, new, SPEEDS[figure], sides or ()):
                 name, row = label(old), pairs_of_cell[0]
                 of_series.setdefault(name, []).append(row)
+                whole += [row] * (id(old) in means)
                 lines.append(
                     ((figure, name, old.n_prompt, old.n_context, *pairs_of_cell[1:]), [row])
                 )
         several = {f"{name}, all sizes": own for name, own in of_series.items() if len(own) > 1}
         # Cells of one size share the samples without MTP, so the noise of their ratios to no MTP
         # does not average out.
-        if len(of_series) > 1 and not sides:
-            several["all cells"] = [*chain(*of_series.values())]
+        if len(of_series) > 1 and whole and not sides:
+            several["all cells"] = whole
         over = (None,) * 4
         lines += [((figure, name, *over), own) for name, own in several.items()]
     if not lines:

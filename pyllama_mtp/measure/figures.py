@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from pyllama_mtp.measure.intervals import Ratio, typical_ratio
-from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, Key, axis_name
+from pyllama_mtp.measure.plan import AXES, COPY, PLAIN_AXES, Key, axis_name
 from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Cell:
             what a plain step reads; empty: not looked at.
         profile: where the time of the prompt goes; None: not measured.
         image: with which the prompts begin, or None.
+        loaded: of the model, see :class:`.RunHeader`.
     """
 
     model: str
@@ -86,6 +87,7 @@ class Cell:
     slow_types: dict[str, float] = field(default_factory=dict)
     profile: Profile | None = None
     image: ImageFile | None = None
+    loaded: dict[str, Any] = field(default_factory=dict)
 
     @property
     def n_prompt(self) -> int:
@@ -206,15 +208,10 @@ class Cell:
         return _rates(self.accepted, self.drafted)
 
     @property
-    def tokens_per_round(self) -> float | None:
-        """Tokens that a verification pass gains."""
-        emitted = sum(sample.tokens_per_round * sample.rounds for sample in self.samples)
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens that a verification pass gains: 1 + accepted drafts."""
+        emitted = sum(sample.mean_acceptance_length * sample.rounds for sample in self.samples)
         return emitted / self.rounds if self.rounds else None
-
-    @property
-    def mean_accepted_length(self) -> float | None:
-        """Accepted drafts per verification pass."""
-        return self.tokens_per_round - 1 if self.tokens_per_round is not None else None
 
     def axis(self, name: str) -> str:
         """The value on an axis in words, as it was asked for; "" where the axis does not matter."""
@@ -320,6 +317,13 @@ def ratio_to(cell: Cell, base: Cell | None, figure: Figure) -> Ratio | None:
     """The typical ratio of a cell to `base`; None where no repeat was measured in both."""
     paired = paired_ratios(cell, base, figure) if base else []
     return typical_ratio(paired) if paired else None
+
+
+def averaged(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells that means are made of: text that is copied, where nearly every draft is right, is
+    none of them, unless there is nothing else."""
+    cells = list(cells)
+    return [cell for cell in cells if cell.prompt_class != COPY] or cells
 
 
 def ratio_to_plain(cell: Cell, cells: Sequence[Cell], figure: Figure) -> Ratio | None:

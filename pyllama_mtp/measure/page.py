@@ -18,7 +18,7 @@ from pyllama_mtp.files import write_whole
 from pyllama_mtp.measure import figures, table
 from pyllama_mtp.measure.figures import LEAST_DRAFTS, Cell, Figure, shown_rates
 from pyllama_mtp.measure.intervals import CONFIDENCE
-from pyllama_mtp.measure.text import counted, percent, speed_words, synthetic_warning, times_words
+from pyllama_mtp.measure.text import counted, percent, speed_words, times_words
 from pyllama_mtp.measure.verdict import summaries
 
 if TYPE_CHECKING:
@@ -292,8 +292,8 @@ def _caption(cells: Sequence[Cell], kind: Kind) -> Iterator[str]:
         yield f"from {samples}; error bars: {percent(CONFIDENCE)} intervals"
     else:
         yield f"medians of {samples}; error bars: lowest and highest"
-    for rates in table.imposed(cells):
-        yield synthetic_warning(rates).partition(":")[0]
+    for warning in table.above(cells):
+        yield warning.partition(": ")[0]
 
 
 def picture(cells: Sequence[Cell], kind: Kind) -> bytes:
@@ -319,8 +319,8 @@ class Section:
         results: what MTP gains, in sentences.
         about: machine, date and command, by name.
         columns, rows: the whole table; of a cell that was measured more than once the last counts.
-        warnings: of imposed acceptance, and of a busy machine; `notes`: what stands below the
-            table, these warnings among it.
+        above: what stands above the table; `notes`: what stands below it.
+        warnings: the former, and of a busy machine, which is among the notes, too.
     """
 
     def __init__(self, cells: Sequence[Cell], commands: Mapping[str, str]) -> None:
@@ -330,7 +330,8 @@ class Section:
         self.columns = table.matrix_columns(shown, "page")
         # The cell without MTP that a ratio needs may not be shown.
         self.rows = table.matrix_rows(shown, self.columns, cells)
-        self.warnings = [*map(synthetic_warning, table.imposed(cells)), *table.waiting_note(cells)]
+        self.above = table.above(cells)
+        self.warnings = [*self.above, *table.waiting_note(cells)]
         self.notes = table.matrix_notes(shown)
         if again := len(cells) - len(shown):
             said = f"measured more than once, the last counts: {counted(again, 'cell')}"
@@ -347,7 +348,7 @@ class Section:
         """The section as Markdown."""
         about = "\n".join(f"- {name}: {value}" for name, value in self.about)
         parts = table.with_notes(self.rows, self.columns, self.notes)
-        return "\n\n".join([f"## {self.title}", *self.results, about, *parts])
+        return "\n\n".join([f"## {self.title}", *self.results, about, *self.above, *parts])
 
 
 def _machine(cell: Cell) -> str:

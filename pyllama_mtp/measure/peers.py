@@ -221,7 +221,7 @@ def made_sample(
         drafted=[],
         accepted=[],
         rounds=rounds,
-        tokens_per_round=n_decoded / rounds if rounds else 0.0,
+        mean_acceptance_length=n_decoded / rounds if rounds else 0.0,
     )
 
 

@@ -59,6 +59,8 @@ Kind: TypeAlias = tuple[int, str]
 
 #: The class of prompts that begin with the plan's image.
 IMAGE = "image"
+#: The class of prompts that ask to write a text again.
+COPY = "copy"
 
 
 class ImageFile(Struct, frozen=True, omit_defaults=True):

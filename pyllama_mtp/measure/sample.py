@@ -41,6 +41,8 @@ class Sample(Struct, omit_defaults=True):
 
     Attributes:
         drafted, accepted: one count per draft position 1..n_max, without n-gram drafts.
+        mean_acceptance_length: 1 + accepted drafts per verification pass, n-gram drafts among
+            them; older files have it as `tokens_per_round`.
         time_s: seconds of each phase, "prompt_sync" among them; "image" is the part of the prefill
             in which the rows of images were processed.
         prompt_sync: how the prompt was synced: "kv" or "full".
@@ -64,7 +66,7 @@ class Sample(Struct, omit_defaults=True):
     drafted: list[int]
     accepted: list[int]
     rounds: int
-    tokens_per_round: float
+    mean_acceptance_length: float = 0.0
     time_s: dict[str, float] = {}
     prompt_sync: str = ""
     waited_s: dict[str, float] = {}
@@ -73,6 +75,12 @@ class Sample(Struct, omit_defaults=True):
     misses: list[Miss] = []
     n_image_tokens: int = 0
     encode_s: float = 0.0
+    tokens_per_round: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Take the mean acceptance length by its older name."""
+        self.mean_acceptance_length = self.mean_acceptance_length or self.tokens_per_round
+        self.tokens_per_round = 0.0
 
     @property
     def prompt_tps(self) -> float:
@@ -83,9 +91,8 @@ class Sample(Struct, omit_defaults=True):
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
         """The driver's telemetry, as far as a sample keeps it."""
-        names = [
-            name for name in cls.__struct_fields__ if name not in ("waited_s", "cpu_s", "misses")
-        ]
+        apart = ("waited_s", "cpu_s", "misses", "mean_acceptance_length")
+        names = [name for name in cls.__struct_fields__ if name not in apart]
         return cls(**{name: copy(getattr(telemetry, name)) for name in names})
 
 

@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from statistics import fmean, stdev
 from typing import IO, TYPE_CHECKING, Any
 
 from pyllama_mtp.measure.figures import (
@@ -16,6 +17,7 @@ from pyllama_mtp.measure.figures import (
     Cell,
     Figure,
     Labels,
+    averaged,
     base_of,
     by_cpu_time,
     imposed_words,
@@ -23,6 +25,7 @@ from pyllama_mtp.measure.figures import (
     mode_words,
     ratio_to,
     shown_rates,
+    threads_of,
     varying,
     waited_share,
 )
@@ -244,8 +247,12 @@ COLUMNS = (
     *_speed("decode_tps"),
     Column("elapsed\ns", lambda cell, _: cell.elapsed_s, _two, "elapsed_s", spare=2),
     Column("accepted %\nat 1,2,...", lambda c, _: rates_words([c]), left=True),
-    Column("tokens\n/round", lambda c, _: c.tokens_per_round or None, _two, spare=1),
-    _own("", "tokens_per_round", lambda c: c.tokens_per_round if c.n_max else None, shown=""),
+    Column(
+        "mean\nacceptance\nlength",
+        lambda cell, _: cell.mean_acceptance_length or None,
+        *(_two, "mean_acceptance_length"),
+        spare=1,
+    ),
     Column("drafts\n/round", _per_round(_drafts), _two, shown="round"),
     Column(
         "draft\nms/round",
@@ -371,8 +378,7 @@ def matrix_notes(cells: Sequence[Cell]) -> list[str]:
             f"image; encoder {image.mmproj}; prefill is without the time to encode"
         )
     notes += [*_ratio_note(cells), *waiting_note(cells), *_adaptive_note(cells)]
-    notes += [*map(synthetic_warning, imposed(cells)), *peer_notes(cells)]
-    return notes + [
+    return [*notes, *peer_notes(cells)] + [
         f"skipped: {label(cell)}, prompt {size_name(cell.n_prompt)}: {cell.skipped or 'no sample'}"
         for cell in cells
         if not cell.samples
@@ -417,7 +423,7 @@ def waiting_note(cells: Sequence[Cell]) -> list[str]:
 
 
 def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
-    adaptive = [cell for cell in cells if cell.adaptive]
+    adaptive = [cell for cell in averaged(cells) if cell.adaptive]
     rounds = sum(cell.rounds for cell in adaptive)
     if not rounds:
         return []
@@ -468,12 +474,16 @@ def _comparable(ours: Cell, theirs: Cell) -> bool:
     return alike and ours.program == OURS and bool(ours.samples)
 
 
+def above(cells: Iterable[Cell]) -> list[str]:
+    """What stands above every table of these cells: that acceptance was imposed, and whose."""
+    return [*map(synthetic_warning, imposed(cells))]
+
+
 def imposed(cells: Iterable[Cell]) -> list[Sequence[float]]:
-    """The imposed acceptance rates of these cells: all values of an axis, or else the longest."""
-    cells = list(cells)
-    rates = {tuple(cell.axes.get("synthetic_acceptance") or ()): None for cell in cells}
-    longest = max((cell.synthetic_acceptance or [] for cell in cells), key=len, default=[])
-    return [one for one in rates if one] or ([longest] if longest else [])
+    """The imposed acceptance rates of these cells, each as far as the deepest cell has them."""
+    given = (cell.axes.get("synthetic_acceptance") or cell.synthetic_acceptance for cell in cells)
+    rates = {tuple(one): None for one in given if one}
+    return [one for one in rates if all(one == o or one != o[: len(one)] for o in rates)]
 
 
 # -- for a terminal --------------------------------------------------------------------------------
@@ -503,6 +513,8 @@ def print_matrix(
     output = console(file, UNLIMITED if width is None and not file.isatty() else width, plain)
     for part in _by_model(cells):
         columns = matrix_columns(part, *["round"] * per_round)
+        for warning in above(part):
+            output.print(warning)
         if part:
             _print_table(part, columns, output, complete)
         for note in matrix_notes(part):
@@ -580,7 +592,8 @@ def markdown_table(cells: Sequence[Cell], *, per_round: bool = False) -> str:
     parts = summaries(cells)
     for part in _by_model(cells):
         columns = matrix_columns(part, *["round"] * per_round)
-        parts += with_notes(matrix_rows(part, columns), columns, matrix_notes(part))
+        rows = matrix_rows(part, columns)
+        parts += [*above(part), *with_notes(rows, columns, matrix_notes(part))]
     return "\n\n".join(parts)
 
 
@@ -590,3 +603,45 @@ def with_notes(
     """The parts of a table in Markdown: the table, and the notes as a list."""
     headings, left = [one.title for one in columns], [one.left for one in columns]
     return [to_markdown(headings, rows, left), "\n".join(f"- {note}" for note in notes)]
+
+
+# -- as llama-bench prints it ----------------------------------------------------------------------
+
+#: The characters of columns; below 0 to the left. Others have -10.
+_WIDTHS = {"model": -30, "size": 10, "params": 10, "threads": 7, "test": 15, "t/s": 20}
+
+
+def llama_bench(cells: Sequence[Cell]) -> str:
+    """The cells as llama-bench prints its tests in Markdown: a row for prompt and answer each, with
+    mean and standard deviation of the samples. Drafts are part of the test's name; what else tells
+    cells apart has a column before it."""
+    cells = [cell for cell in ordered(cells) if cell.samples]
+    more = [
+        column
+        for column in matrix_columns(cells)
+        if column.left and not column.measured and column.title not in ("mode", "backend")
+    ]
+    titles = [column.title for column in more]
+    headings = ["model", "size", "params", "backend", "threads", *titles, "test", "t/s"]
+    widths = [_WIDTHS.get(heading, -10) for heading in headings]
+    rows = [headings, ["-" * (abs(width) - 1) + "-:"[width > 0] for width in widths]]
+    for cell in cells:
+        size, n = cell.loaded.get("bytes", 0), cell.loaded.get("n_params", 0)
+        same = [
+            cell.loaded.get("description", cell.model),  # the latter of older files
+            f"{size / 2**30:.2f} GiB" if size >= 2**30 else size and f"{size / 2**20:.2f} MiB",
+            f"{n / 1e9:.2f} B" if n >= 1e9 else n and f"{n / 1e6:.2f} M",
+            *(cell.backend, threads_of(cell), *(one.text(cell, None) for one in more)),
+        ]
+        drafts = f"+mtp{'-auto' if cell.adaptive else cell.n_max}" if cell.n_max else ""
+        drafts = "+ngram" if cell.from_text else drafts
+        drafts += f" @ d{cell.n_context}" if cell.n_context else ""
+        for test, figure in (f"pp{cell.n_prompt}", "prefill"), (f"tg{cell.max_tokens}", "decode"):
+            speeds = [tps for one in cell.samples if (tps := getattr(one, SPEEDS[figure])) > 0]
+            if speeds:
+                spread = stdev(speeds) if len(speeds) > 1 else 0.0
+                rows.append([*same, test + drafts, f"{fmean(speeds):.2f} ± {spread:.2f}"])
+    line = "| " + " | ".join(f"{{:{'<' if n < 0 else '>'}{abs(n)}}}" for n in widths) + " |"
+    builds = dict.fromkeys(f"build: {cell.program}, {_build(cell)}" for cell in cells)
+    lines = [line.format(*(word or NONE for word in row)) for row in rows]
+    return "\n\n".join([*above(cells), "\n".join(lines), "\n".join(builds)])

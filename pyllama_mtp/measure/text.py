@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import IO, TYPE_CHECKING, Any
 
+from pyllama_mtp.settings import GOLDEN, GOLDEN_SOURCES
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -76,11 +78,15 @@ def percent(share: float) -> str:
 
 
 def synthetic_warning(rates: Sequence[float]) -> str:
-    """The warning that goes with every output made under imposed acceptance."""
-    values = ", ".join(f"{rate:g}" for rate in rates)
+    """The warning that goes with every output made under imposed acceptance. Published rates, also
+    the first ones of them, have their name and their source."""
+    values, whose = ", ".join(f"{rate:g}" for rate in rates), ""
+    for name, published in GOLDEN.items():
+        if tuple(rates) == published[: len(rates)]:
+            values, whose = f"{name} ({values})", f" ({GOLDEN_SOURCES[name]})"
     return (
-        f"SYNTHETIC ACCEPTANCE {values}: the driver accepted drafts at these rates whatever the "
-        "model said; speed is meaningful, text and acceptance are not"
+        f"SYNTHETIC ACCEPTANCE {values}: the driver accepted drafts at these rates{whose} whatever "
+        "the model said; speed is meaningful, text and acceptance are not"
     )
 
 

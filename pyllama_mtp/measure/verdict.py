@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.measure.figures import OURS, Cell, base_of, paired_ratios, waited_share
+from pyllama_mtp.measure.figures import OURS, Cell, averaged, base_of, paired_ratios, waited_share
 from pyllama_mtp.measure.intervals import CONFIDENCE, typical_ratio
 from pyllama_mtp.measure.plan import AXES, axis_name, axis_words
 from pyllama_mtp.measure.text import (
@@ -101,7 +101,7 @@ class _Gain:
     def tokens(self) -> float:
         """Tokens per pass, total over total."""
         rounds = sum(cell.rounds for cell in self.cells)
-        return sum((cell.tokens_per_round or 0) * cell.rounds for cell in self.cells) / rounds
+        return sum((cell.mean_acceptance_length or 0) * cell.rounds for cell in self.cells) / rounds
 
 
 def _gains(cells: Sequence[Cell]) -> list[_Gain]:
@@ -135,7 +135,7 @@ def summary(cells: Sequence[Cell]) -> str:
     Args:
         cells: of one model and machine.
     """
-    if not (gains := _gains(cells)):
+    if not (gains := _gains(averaged(cells))):
         return ""
     best, sure = gains[0], 1 - (1 - CONFIDENCE) / len(gains)
     auto = next((one for one in gains if one.cells[0].adaptive), None)

@@ -21,10 +21,11 @@ from pyllama_mtp.measure.figures import (
     OURS,
     Cell,
     SeriesKey,
+    averaged,
     series_key,
 )
 from pyllama_mtp.measure.intervals import CONFIDENCE, Ratio, student, typical_ratio
-from pyllama_mtp.measure.plan import PLAIN_AXES
+from pyllama_mtp.measure.plan import COPY, PLAIN_AXES
 from pyllama_mtp.measure.prompts import TEXTS
 from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
@@ -206,17 +207,17 @@ def _plain(cell: Cell) -> tuple[str, ...]:
 
 def acceptance_groups(cells: Iterable[Cell]) -> dict[int, dict[str, list[Sample]]]:
     """By prompt size and class the samples of the greatest fixed depth of a series; with several
-    classes, all of them together come last."""
+    classes, all of them together come last, without those of copying, which come first."""
     drafting = [cell for cell in cells if cell.n_max]
     deepest = max((cell.n_max for cell in drafting), default=0)
     sizes: dict[int, dict[str, list[Sample]]] = {}
-    for cell in sorted(drafting, key=lambda cell: cell.n_prompt):
+    for cell in sorted(drafting, key=lambda cell: (cell.n_prompt, cell.prompt_class != COPY)):
         if cell.n_max == deepest:
             classes = sizes.setdefault(cell.n_prompt, {})
             classes.setdefault(cell.prompt_class, []).extend(cell.samples)
     for classes in sizes.values():
-        if len(classes) > 1:
-            classes[ALL] = [sample for own in classes.values() for sample in own]
+        if len(several := {**classes, COPY: []}) > 2:
+            classes[ALL] = [*chain(*several.values())]
     return sizes
 
 
@@ -284,7 +285,7 @@ def _acceptance(cells: Sequence[Cell]) -> str:
         )
         return "\n\n".join(parts)
     for size, classes in acceptance_groups(cells).items():
-        own = [cell for cell in cells if cell.n_prompt == size]
+        own = averaged(cell for cell in cells if cell.n_prompt == size)
         costs = costs_of(own)
         if costs is None:
             parts.append("costs were not measured: no break-even")

@@ -17,6 +17,7 @@ from pyllama_mtp.errors import FatalDecodeError, InsufficientMemoryError
 from pyllama_mtp.measure.figures import base_of
 from pyllama_mtp.measure.plan import REPEAT
 from pyllama_mtp.measure.records import Writer, read_cells, read_file
+from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..processes import Cli
@@ -103,7 +104,13 @@ def test_json_and_markdown(watched: Watched, cli: Cli) -> None:
     assert [cell["n_max"] for cell in cells] == [0, 2]
     markdown = cli(*SMALL, *options, "--format", "markdown", "--per-round").out
     assert "\n\n| prompt tokens | mode |" in markdown and "| 24 | MTP 2 |" in markdown
-    assert "| tokens /round | drafts /round | draft ms/round | looked up % |" in markdown
+    assert "| mean acceptance length | drafts /round | draft ms/round | looked up % |" in markdown
+    pasted = cli(*SMALL, *options, "--format", "llama-bench").out
+    rows = [[word.strip() for word in line.split("|")[1:-1]] for line in pasted.splitlines()]
+    assert [row[-2] for row in rows[2:-2]] == ["pp24", "tg6", "pp24+mtp2", "tg6+mtp2"]
+    with Model(demo_path()) as model:
+        assert rows[2][:2] == [model.description, f"{model.info.weight_bytes / 2**20:.2f} MiB"]
+        assert rows[2][2:5] == [f"{model.n_params / 1e6:.2f} M", "CPU", "1"]
     assert [path.name for path in Path.cwd().iterdir()] == ["folder"], "--no-output writes nothing"
 
 

@@ -15,7 +15,7 @@ FIGURES: dict[str, Any] = {
     "drafted": [4, 4],
     "accepted": [3, 1],
     "rounds": 4,
-    "tokens_per_round": 2.0,
+    "mean_acceptance_length": 2.0,
     "time_s": {"draft": 0.5},
     "waited_s": {"prefill": 0.0, "decode": 0.25},
     "cpu_s": {"prefill": 0.5, "decode": 0.75},

@@ -34,15 +34,14 @@ def test_times_are_medians_not_means() -> None:
 def test_acceptance_is_total_over_total() -> None:
     """The mean of the samples' rates would be (1/2 + 90/100) / 2 = 0.7."""
     made = cell(
-        sample(drafted=[2, 2], accepted=[1, 0], rounds=2, tokens_per_round=1.5),
-        sample(drafted=[100, 50], accepted=[90, 25], rounds=100, tokens_per_round=2.15),
+        sample(drafted=[2, 2], accepted=[1, 0], rounds=2, mean_acceptance_length=1.5),
+        sample(drafted=[100, 50], accepted=[90, 25], rounds=100, mean_acceptance_length=2.15),
     )
     assert made.drafted == [102, 52]
     assert made.accepted == [91, 25]
     assert made.acceptance_per_position == [91 / 102, 25 / 52]
     assert made.rounds == 102
-    assert made.mean_accepted_length == pytest.approx(116 / 102)
-    assert made.tokens_per_round == pytest.approx(1 + 116 / 102)
+    assert made.mean_acceptance_length == pytest.approx(1 + 116 / 102)
 
 
 def test_a_position_that_was_never_drafted_has_no_rate() -> None:

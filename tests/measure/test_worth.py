@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from pyllama_mtp.measure.compare import compare
 from pyllama_mtp.measure.figures import Cell
+from pyllama_mtp.measure.plan import COPY
 from pyllama_mtp.measure.sample import Miss, Sample
+from pyllama_mtp.measure.table import matrix_notes
+from pyllama_mtp.measure.verdict import summary
 from pyllama_mtp.measure.worth import (
     acceptance_markdown,
     acceptance_rows,
@@ -124,6 +128,34 @@ def test_models_and_axes_are_not_mixed() -> None:
     hidden = [{"hidden": "post-norm"}, {"hidden": "pre-norm"}]
     cells = [asked(1, "code", timed(1, 4, 1, 1, accepted=[4]), axes=one) for one in hidden]
     assert [row["series"] for row in acceptance_rows(cells)] == ["post-norm", "pre-norm"]
+
+
+def notes_of(cells: list[Cell]) -> str:
+    return "\n".join(matrix_notes(cells))
+
+
+def test_copying_is_a_row_of_its_own_and_part_of_no_mean() -> None:
+    """Not even where it is five times as fast and every draft is accepted."""
+    plain, fast = timed(0, 40, 1, 0), timed(2, 40, 0.1, 0.1, accepted=[40, 40])
+    fast.decode_tps = 5.0
+    copies = [asked(0, COPY, plain), asked(2, COPY, fast)]
+    several, one = matrix(), matrix()[:2]
+    rows = acceptance_rows([*copies, *several])
+    assert [row["class"] for row in rows] == ["copy", "code", "factual", "all"]
+    assert rows[1:] == acceptance_rows(several) and rows[0]["accepted_per_round"] == 2
+    for cells in (several, one):
+        verdict = acceptance_markdown(cells).partition("verdict: ")[2]
+        assert acceptance_markdown([*copies, *cells]).partition("verdict: ")[2] == verdict
+        assert summary([*copies, *cells]) == summary(cells) != summary(copies) != ""
+    auto = [asked(6, kind, timed(6, 40, 1, 1), adaptive=True) for kind in ("code", COPY)]
+    auto[1].samples[0].looked_up = {"rounds": 40, "drafted": 400}
+    assert "on average 6.0 drafts per round; from earlier in the text in 0 %" in notes_of(auto)
+    twice = [
+        replace(cell, samples=2 * cell.samples, repeats=[0, 1]) for cell in (*copies, *several)
+    ]
+    changes = compare(twice, twice).changes
+    assert {change.n for change in changes if change.name == "all cells"} == {2 * len(several)}
+    assert [row["class"] for row in acceptance_rows(copies)] == ["copy"]
 
 
 def test_prompts_without_a_partner_give_no_interval() -> None:

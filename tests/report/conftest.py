@@ -25,7 +25,7 @@ MACHINE = {"cpu": "Testcore", "cores": 2, "devices": [], "os": "Linux 6.1", "pyt
 def _sample(depth: int, size: int, prefill: float, decode: float) -> Sample:
     drafted = [40 - 5 * position for position in range(depth)]
     accepted = [count * (8 - position) // 10 for position, count in enumerate(drafted)]
-    rounds = {"rounds": 40, "tokens_per_round": 1.0 + 0.6 * depth}
+    rounds = {"rounds": 40, "mean_acceptance_length": 1.0 + 0.6 * depth}
     return made_sample(size, 64, prefill, decode, drafted=drafted, accepted=accepted, **rounds)
 
 

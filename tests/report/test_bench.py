@@ -192,7 +192,7 @@ def test_any_setting_is_an_axis(watched: Watched) -> None:
         ({"sizes": "64"}, "sizes is '64', it must be a whole number, 1 or more"),
         ({"sizes": True}, "sizes is True; it must be a sequence"),
         ({"depths": "0,2"}, "depths is '0,2', it must be a whole number, 0 or more, or 'auto'"),
-        ({"classes": "text,code"}, "unknown class of prompts 'text,code'; known are text, source"),
+        ({"classes": "text,code"}, "no prompts of class 'text,code'; there are text, source"),
         ({"prompt_sync": "kv,full"}, "prompt_sync is 'kv,full', it must be one of auto, kv, full"),
         ({"draft_vocab": [None]}, "draft_vocab has None"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5, it must be a whole number"),

@@ -22,7 +22,7 @@ from pyllama_mtp.measure.compare import compare, markdown, print_comparison
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.plan import ImageFile
-from pyllama_mtp.measure.table import markdown_table, print_matrix, waiting_note
+from pyllama_mtp.measure.table import llama_bench, markdown_table, print_matrix, waiting_note
 from pyllama_mtp.measure.text import telemetry_lines
 from pyllama_mtp.measure.verdict import slow_verdict, summary
 from pyllama_mtp.measure.worth import acceptance_markdown, tune_markdown
@@ -76,6 +76,17 @@ def asked(*rates: tuple[float, ...], pass_s: float = 0.2, n: int = 3) -> list[Ce
                 sample.drafted = [40, 40][:depth]
                 sample.accepted = [round(40 * rate) + number for rate in own][:depth]
             cells.append(cell)
+    return cells
+
+
+def pasted() -> list[Cell]:
+    """Everything, and what published rates gave after a context; older files know no parameters."""
+    loaded = {"description": "qwen35 0.8B Q4_K - Medium", "bytes": 536e6, "n_params": 772e6}
+    golden = {"synthetic_acceptance": [0.93, 0.8, 0.66], "axes": {"n_context": 4096}}
+    large = {"description": "qwen35 27B IQ4_NL", "bytes": 15.5 * 2**30, "n_params": 27.4e9}
+    cells = [*everything(), make_cell(3, **golden), make_cell(0, model="n.gguf", backend="CUDA")]
+    for cell in cells[1:]:
+        cell.loaded = large if cell.backend == "CUDA" else loaded
     return cells
 
 
@@ -222,6 +233,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "measured.txt": lambda: printed(bench.read(MEASURED).cells, 80),
     "everything.md": lambda: markdown_table(everything(), per_round=True),
     "everything.txt": lambda: printed(everything(), None),
+    "llama-bench.md": lambda: llama_bench(pasted()),
     "headless.md": lambda: markdown_table(headless()),
     "contexts.md": lambda: markdown_table(
         [make_cell(n, axes={"n_context": at}) for at in (16384, 1024) for n in (0, 3)]

@@ -62,7 +62,7 @@ def test_the_server_measures_once_without_drafts_and_with_them(peers: Any) -> No
     assert (plain.prefill_tps, plain.decode_tps, plain.rounds) == (500, 50, 12)
     assert (drafting.prefill_tps, drafting.decode_tps) == (500, 70)
     assert drafting.elapsed_s == pytest.approx(100 / 500 + 12 / 70)
-    assert (drafting.rounds, drafting.tokens_per_round) == (6, 2)
+    assert (drafting.rounds, drafting.mean_acceptance_length) == (6, 2)
     for sample in (plain, drafting):
         assert (sample.n_prompt, sample.n_generated) == (100, 13)
         assert sample.drafted == sample.accepted == []
