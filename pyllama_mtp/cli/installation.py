@@ -271,7 +271,8 @@ def check_generation(lib: str | None) -> Iterator[Finding]:
 
 def check_idle() -> Iterator[Finding]:
     """Whether other programs keep the machine busy."""
-    from pyllama_mtp.machine import LOAD, available_threads, busy_cores
+    from pyllama_mtp.machine import LOAD, busy_cores
+    from pyllama_mtp.settings import available_threads
 
     busy = busy_cores(2.0)
     detail = f"other programs keep {busy:.1f} of {available_threads()} cores busy"
