@@ -34,9 +34,9 @@ struct tile {
 // Columns are quantized in units, as upstream does: 32 values (Q8_0), or 256 (Q8_K).
 template <int UNIT> struct column_unit {
     int8_t  quants[UNIT];
-    // sums of 16 quants, as shorts; what the sums of a block or of groups begin with, where they are ints; of a block with minima its own sum as
-    // a float
-    int32_t offsets[UNIT == QK_K ? QK_K / 16 : 1];
+    // sums of 16 quants, as shorts; what the sums of a block or of parts of groups begin with, where they are ints; of a block with minima its
+    // own sum as a float
+    int32_t offsets[UNIT == QK_K ? QK_K / 8 : 1];
     float   scale;
 };
 
@@ -83,6 +83,13 @@ template <class T> struct in_tile {
 #endif
 };
 
+// Weights, a group or half of one, whose products with a column have a sum of 16 bits: one instruction multiplies that by the group's
+// scale and adds it. 0: not even half of a group.
+template <class T> constexpr int short_sum() {
+    const int fit = INT16_MAX / (127 * std::max(T::MOST - T::BIAS, T::BIAS)), own = T::OWN_SCALE;
+    return !VNNI || 2 * fit < own ? 0 : fit < own ? own / 2 : own;
+}
+
 // LANES rows of a super-block to the place of the first of them
 template <class T, int v> SB_INLINE void unpack_step(const typename T::block * const * x, char * out) {
     bytes rows[LANES];
@@ -92,14 +99,15 @@ template <class T, int v> SB_INLINE void unpack_step(const typename T::block * c
     transpose_bytes(rows, out + v * PIECE * TILE_ROWS);
 }
 
-// Scales of 16 groups as ints: what multiply_256() multiplies by. Pairs of products take it twice, as shorts.
-SB_INLINE floats group_scales(shorts x) {
+// Scales of 16 groups as ints: what multiply_256() multiplies by. Sums of 16 bits take it as a short beside zero, pairs of products as
+// two shorts.
+template <bool SHORT> SB_INLINE floats group_scales(shorts x) {
 #if defined(SB_512)
-    return (floats) _mm512_cvtepi16_epi32(x);
+    return (floats) (SHORT ? _mm512_cvtepu16_epi32(x) : _mm512_cvtepi16_epi32(x));
 #else
     const auto half = [](__m128i y) {
 #if defined(__AVXVNNI__)
-        return (__m256) _mm256_cvtepi16_epi32(y);
+        return (__m256) (SHORT ? _mm256_cvtepu16_epi32(y) : _mm256_cvtepi16_epi32(y));
 #else
         const __m256i one = _mm256_cvtepu16_epi32(y);
         return (__m256) _mm256_or_si256(one, _mm256_slli_epi32(one, 16));
@@ -147,7 +155,7 @@ template <class T> void unpack_256(const char * const * rows, int64_t first, int
                 x[i] = (const typename T::block *) rows[v * LANES + i] + first + u;
                 shorts s, m = _mm256_setzero_si256();
                 T::groups(*x[i], s, m);
-                scales[i] = group_scales(s);
+                scales[i] = group_scales<short_sum<T>() != 0>(s);
                 less[i]   = HAS_MIN<T> ? m : _mm256_mullo_epi16(s, _mm256_set1_epi16(in_tile<T>::BIAS));
             }
             const auto of_rows = [&](auto half) { return lanes_of_halves([&](int i) { return half(*x[i]); }); };
@@ -227,8 +235,9 @@ template <class T> void prepare_unit_256(const float * x, void * out) {
         memcpy(y.offsets, sums, PAIRS * sizeof(*y.offsets));
         return;
     }
-    for (int g = 0; g < QK_K / T::OWN_SCALE; ++g) {
-        y.offsets[g] = -in_tile<T>::BIAS * std::accumulate(y.quants + g * T::OWN_SCALE, y.quants + (g + 1) * T::OWN_SCALE, 0);
+    constexpr int part = short_sum<T>() ? short_sum<T>() : T::OWN_SCALE;
+    for (int i = 0; i < QK_K / part; ++i) {
+        y.offsets[i] = -in_tile<T>::BIAS * std::accumulate(y.quants + i * part, y.quants + (i + 1) * part, 0);
     }
 }
 
@@ -264,12 +273,6 @@ template <bool SIGNED, int CHAIN> SB_INLINE void add_dot(ivec & dot, ivec & pair
     // in this order, or GCC begins so many steps at once that their vectors do not fit the registers
     __asm__ volatile("" : "+x"(i % CHAIN == CHAIN - 1 ? dot : pairs) : : "memory");
 #endif
-}
-
-SB_INLINE ivec four_of(const void * y) {
-    int32_t four;
-    memcpy(&four, y, sizeof(four));
-    return SB(set1_epi32)(four);
 }
 
 // acc[column][TILE_ROWS] += tile times n columns, n_units of blocks of 32 each from y[column] on
@@ -327,10 +330,11 @@ void multiply_32(const tile & t, int64_t n_units, const char * const * y, float 
 }
 
 // The same with super-blocks of 256, whose groups have scales of their own: all of one is summed up as integers. What minima take away
-// is so, too; what a bias does (MINS is false, BIASED) belongs to the products.
-template <int GROUP_SIZE, bool MINS, bool BIASED, bool SIGNED, int CHAIN, int n>
+// is so, too; what a bias does (MINS is false, BIASED) belongs to the products. SHORT: see short_sum().
+template <int GROUP_SIZE, int SHORT, bool MINS, bool BIASED, bool SIGNED, int CHAIN, int n>
 void multiply_256(const tile & t, int64_t n_units, const char * const * y, float (*acc)[TILE_ROWS]) {
     constexpr bool OWN_BIAS = BIASED && !MINS && !VNNI; // else sums begin with what it does
+    constexpr int PART = SHORT ? SHORT : GROUP_SIZE;
     const char    * quants = t.quants;
     const int32_t * scales = t.scales;
     for (int64_t u = 0; u < n_units; ++u) {
@@ -342,20 +346,20 @@ void multiply_256(const tile & t, int64_t n_units, const char * const * y, float
                 sums[j][v] = SB(set1_epi32)(0);
             }
         }
-        for (int g = 0; g < QK_K / GROUP_SIZE; ++g) {
+        for (int i = 0; i < QK_K / PART; ++i) {
             ivec dots[n][VECTORS], pairs[n][VECTORS];
             SB_UNROLL for (int j = 0; j < n && VNNI; ++j) {
                 SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-                    dots[j][v] = MINS ? SB(set1_epi32)(0) : four_of(column[j]->offsets + g);
+                    dots[j][v] = MINS ? SB(set1_epi32)(0) : four_of(column[j]->offsets + i);
                 }
             }
-            SB_UNROLL for (int k = 0; k < GROUP_SIZE / 4; ++k) {
+            SB_UNROLL for (int k = 0; k < PART / 4; ++k) {
                 ivec x[VECTORS];
                 SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
                     x[v] = SB_LOAD(quants + (k * VECTORS + v) * sizeof(ivec));
                 }
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    const ivec four = four_of(column[j]->quants + g * GROUP_SIZE + 4 * k);
+                    const ivec four = four_of(column[j]->quants + i * PART + 4 * k);
                     SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
                         add_dot<SIGNED, CHAIN>(VNNI ? dots[j][v] : sums[j][v], pairs[j][v], k, x[v], four, SB_LOAD(scales + v * LANES));
                     }
@@ -364,10 +368,11 @@ void multiply_256(const tile & t, int64_t n_units, const char * const * y, float
             SB_UNROLL for (int v = 0; v < VECTORS && VNNI; ++v) {
                 const ivec scale = SB_LOAD(scales + v * LANES);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    sums[j][v] = SB(add_epi32)(sums[j][v], SB(mullo_epi32)(dots[j][v], scale));
+                    sums[j][v] = SHORT ? add_pairs(sums[j][v], dots[j][v], scale) : SB(add_epi32)(sums[j][v], SB(mullo_epi32)(dots[j][v], scale));
                 }
             }
-            quants += GROUP_SIZE * TILE_ROWS, scales += TILE_ROWS;
+            quants += PART * TILE_ROWS;
+            scales += (i + 1) * PART % GROUP_SIZE ? 0 : TILE_ROWS;
         }
         ivec less[n][VECTORS];
         SB_UNROLL for (int i = 0; i < n * VECTORS; ++i) {

@@ -66,11 +66,13 @@ SB_INLINE ivec add_pairs(ivec sum, ivec x, ivec y) {
 #endif
 }
 
-#ifdef SB_512
-SB_INLINE ivec load_16(const char * y) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *) y)); }
-#else
-SB_INLINE ivec load_16(const char * y) { return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *) y)); }
-#endif
+// the same 16 bytes in each 128 bits, the same 4 in each lane
+SB_INLINE ivec load_16(const char * y) { return SB_BROADCAST_128(_mm_load_si128((const __m128i *) y)); }
+SB_INLINE ivec four_of(const void * y) {
+    int32_t four;
+    memcpy(&four, y, sizeof(four));
+    return SB(set1_epi32)(four);
+}
 
 // registers in which a group of LANES rows is multiplied, 4 ints to a row
 constexpr int QUARTERS = 4;
@@ -158,9 +160,7 @@ template <bool is_signed, bool alone> SB_INLINE ivec dot_nibbles(ivec sum, ivec 
 
 // sums of weights with a bias, without what it adds: an int for all rows
 template <int BIAS> SB_INLINE ivec add_bias(ivec sums, const float * of_column) {
-    int32_t bias;
-    memcpy(&bias, of_column, sizeof(bias));
-    return BIAS ? SB(add_epi32)(sums, SB(set1_epi32)(bias)) : sums;
+    return BIAS ? SB(add_epi32)(sums, four_of(of_column)) : sums;
 }
 
 // what is added to signed weights, where the integer dot product takes an unsigned operand

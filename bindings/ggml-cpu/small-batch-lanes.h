@@ -11,12 +11,6 @@ namespace {
 SB_INLINE void hold(ivec & x) { __asm__("" : "+x"(x)); }
 template <int n> SB_INLINE void to_memory(ivec (&x)[n]) { __asm__("" : "+m"(x)); }
 
-SB_INLINE ivec four_bytes(const char * p) {
-    int32_t x;
-    memcpy(&x, p, sizeof(x));
-    return SB(set1_epi32)(x);
-}
-
 // 16 bytes of each row: the first 4 to out[0], and so on
 SB_INLINE void lanes_of_16(const char * x, size_t x_stride, ivec * out) {
     ivec four[4], two[4];
@@ -175,11 +169,11 @@ struct lanes_q2_K { // the lowest two bits of a byte, and the next: two steps go
 template <class T> SB_INLINE void add_fours(ivec & sum, ivec & chain, int k, ivec x, const char * y, const ivec & scale) {
 #ifdef SB_DPBUSD
     constexpr int length = T::OWN_SCALE / 4;
-    chain = SB_DPBUSD(k % length ? chain : SB(set1_epi32)(0), x, four_bytes(y + 4 * k));
+    chain = SB_DPBUSD(k % length ? chain : SB(set1_epi32)(0), x, four_of(y + 4 * k));
     const auto scaled = [&] { return SB(mullo_epi32)(chain, scale); };
 #else
     constexpr int length = T::CHAIN;
-    const ivec pairs = _mm256_maddubs_epi16(x, four_bytes(y + 4 * k));
+    const ivec pairs = _mm256_maddubs_epi16(x, four_of(y + 4 * k));
     chain = k % length ? _mm256_add_epi16(chain, pairs) : pairs;
     hold(chain);
     const auto scaled = [&] { return _mm256_madd_epi16(chain, scale); };
@@ -247,9 +241,9 @@ template <class T, int n> void rows_lanes(const product & p, int64_t begin, int6
             }
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 const char * sums = (const char *) (y.sums + 16 * j);
-                ivec less = SB(madd_epi16)(x.mins[0], four_bytes(sums));
+                ivec less = SB(madd_epi16)(x.mins[0], four_of(sums));
                 SB_UNROLL for (int i = 1; i < 128 / T::OWN_SCALE; ++i) {
-                    less = add_pairs(less, x.mins[i], four_bytes(sums + 4 * i));
+                    less = add_pairs(less, x.mins[i], four_of(sums + 4 * i));
                 }
                 const fvec by = SB(set1_ps)(y.scales[j]);
                 acc[j] = SB(fmadd_ps) (SB(mul_ps)(x.d,    by), SB(cvtepi32_ps)(sum[j]), acc[j]);
