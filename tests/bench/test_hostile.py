@@ -35,3 +35,4 @@ def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "honest answers" in said and "wrong" not in said and "failed" not in said
     assert "- statuses of 500 and above: 0" in said
+    assert "- processes that SIGTERM has left: 0" in said

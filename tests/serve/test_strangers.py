@@ -17,7 +17,7 @@ import pytest
 from pyllama_mtp import Model, child, grammar
 from pyllama_mtp.llama import native
 from pyllama_mtp.sampling.sampler import Constraint
-from pyllama_mtp.serve import limits
+from pyllama_mtp.serve import limits, reading
 from pyllama_mtp.serve.app import Printable
 
 from .conftest import LIMIT_S, Running, Start
@@ -97,8 +97,10 @@ def test_large_bodies_are_served(shared: Running) -> None:
 
 
 def test_refused_bodies_give_back_their_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before they were read, or when they are no JSON."""
+    """Before they were read, or when they are no JSON; and to the system, what reading took."""
     monkeypatch.setattr(limits, "BODIES", 3 << 20)
+    returned = threading.Semaphore(0)
+    monkeypatch.setattr(reading, "give_back_memory", returned.release)
     server, key = start(api_key="right"), {**JSON, "Authorization": "Bearer right"}
     data = b'{"prompt": "x", "max_tokens": 1, "metadata": {"a": "%s"}}' % (b"x" * (3 << 19))
     for content, headers, status in (
@@ -108,6 +110,7 @@ def test_refused_bodies_give_back_their_room(start: Start, monkeypatch: pytest.M
     ) * 3:
         got = httpx.post(f"{server.url}/{TEXT}", content=content, headers=headers)
         assert got.status_code == status
+        assert status == 401 or returned.acquire(timeout=LIMIT_S)
 
 
 # -- browsers --------------------------------------------------------------------------------------
