@@ -24,9 +24,11 @@ PAGES += [ROOT / "patches/README.md", ROOT / "bench/README.md"]
 NUMBER = re.compile(r"(?<![\w.,#-])\d[\d,]*(?:\.\d+)?(?=x\b|(?![\w.]*\w))")
 #: Numbers that say how much or how fast: with a decimal point, or with such a unit.
 UNITS = re.compile(
-    r"x\b|[ -]?(?:%|(?:times|s|ms|us|(?:micro|milli)?seconds?|minutes?|hours?|tok/s"
-    r"|tokens (?:per|a) second)\b)"
+    r"x\b|[\s-]?(?:%|(?:times|s|ms|us|(?:micro|milli)?seconds?|minutes?|hours?|tok/s"
+    r"|tokens\s(?:per|a)\ssecond)\b)"
 )
+HIDDEN = r"^```.*?^```$|`[^`]*`|\]\([^)]*\)|<!--.*?-->"
+TABLE = r"<!-- figs: ([^\n]*) -->\n((?:\|[^\n]*\n)+)"
 #: Numbers of that form that nobody measured: versions, what publishers say, limits of the code.
 #: Another number in such words is not exempt.
 EXEMPT = (
@@ -71,48 +73,43 @@ def row(name: str, words: str) -> dict[str, str]:
     return found[0] if len(found) == 1 else {}
 
 
-def wrong_cells(lines: list[str], names: list[str]) -> Iterator[str]:
-    """Cells of a table that are not those of the tables that it is from."""
-    head, _, *rows = map(cells, lines)
-    for key, *rest in rows:
-        for column, value in zip(head[1:], rest, strict=True):
-            known = [row(name, key).get(column) for name in names]
-            if value not in known:
-                yield f"{key}, {column}: {value}, but {known}"
+def spans(pattern: str, text: str) -> list[range]:
+    return [range(*one.span()) for one in re.finditer(pattern, text, re.S | re.M)]
+
+
+def figures(text: str) -> Iterator[tuple[re.Match[str], str | None]]:
+    """The figures of a page, and the cell that each quotes; None: of a table that is quoted."""
+    hidden, tables = spans(HIDDEN, text), spans(TABLE, text)
+    for number in NUMBER.finditer(text):
+        if any(number.start() in span for span in hidden):
+            continue
+        quoted = re.compile(r"[^\d<]*<!-- fig: (.*?) -->").match(text, number.end())
+        if any(number.start() in span for span in tables):
+            yield number, None
+        elif quoted or "." in number[0] or UNITS.match(text, number.end()):
+            yield number, quoted[1] if quoted else ""
 
 
 def wrong_figures(text: str) -> list[str]:
     """Figures of a page that no result backs."""
-    text = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
     wrong = list[str]()
-    for names, rows in re.findall(r"<!-- figs: (.*?) -->\n((?:\|.*\n)+)", text):
-        wrong += wrong_cells(rows.splitlines(), names.split())
-    text = re.sub(r"<!-- figs: .*? -->\n(?:\|.*\n)+", "", text)
-    text = re.sub(r"`[^`]*`(?!<)|\]\([^)]*\)", "", text)
-    text = re.sub(r"\s+", " ", text)
-    exempt = [m.span() for words in EXEMPT for m in re.finditer(re.escape(words), text)]
-    comments = [*re.finditer(r"<!-- (?:fig: )?(.*?) -->", text)]
-    inside = [*exempt, *(comment.span() for comment in comments)]
-    for number in NUMBER.finditer(text):
-        start, end = number.span()
-        if any(a <= start < b for a, b in inside):
-            continue
-        comment = next((one for one in comments if one.start() >= end), None)
-        about = comment and comment[0].startswith("<!-- fig: ") and comment
-        if about and not NUMBER.search(text, end, about.start()):
-            name, words, column = split(about[1])
-            if number[0] not in re.findall(NUMBER, row(name, words).get(column, "")):
-                wrong.append(f"{number[0]}: not in {about[1]}: {row(name, words).get(column)}")
-        elif "." in number[0] or UNITS.match(text, end):
-            wrong.append(f"no result for: {text[max(0, start - 40) : end + 20]}")
+    words = ("".join(r"\s+" if c == " " else re.escape(c) for c in one) for one in EXEMPT)
+    exempt = spans("|".join(words), text)
+    for number, quoted in figures(text):
+        file, _, rest = (quoted or "").partition("#")
+        heading, key, column = rest.split("/", 2) if rest else ("", "", "")
+        known = row(f"{file}#{heading}", key).get(column, "") if rest else ""
+        here = any(number.start() in span for span in exempt)
+        if quoted is not None and not here and number[0] not in NUMBER.findall(known):
+            wrong.append(f"{text[number.start() - 40 : number.end()]}: {quoted or 'no result'}")
+    for names, lines in re.findall(TABLE, text):
+        head, _, *rows = map(cells, lines.splitlines())
+        for key, *values in rows:
+            known_rows = [row(name, key) for name in names.split()]
+            for column, value in zip(head[1:], values, strict=True):
+                if value not in (known := [one.get(column) for one in known_rows]):
+                    wrong.append(f"{key}, {column}: {value}, but {known}")
     return wrong
-
-
-def split(reference: str) -> tuple[str, str, str]:
-    """FILE#HEADING, ROW and COLUMN."""
-    file, _, rest = reference.partition("#")
-    heading, words, column = rest.split("/", 2)
-    return f"{file}#{heading}", words, column
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
@@ -122,26 +119,13 @@ def test_figures_are_cells_of_results(page: Path) -> None:
 
 def changed(text: str, factor: float) -> Iterator[tuple[str, str]]:
     """Each figure of a page, and the page with this figure changed."""
-    hidden = r"^```.*?^```$|`[^`]*`(?!<)|\]\([^)]*\)|<!--.*?-->"
-    spans = [m.span() for m in re.finditer(hidden, text, re.S | re.M)]
-    tables = [m.span() for m in re.finditer(r"<!-- figs: .*? -->\n(?:\|.*\n)+", text)]
-    for number in NUMBER.finditer(text):
-        start, end = number.span()
-        if any(a <= start < b for a, b in spans):
-            continue
-        quoted = re.match(r"[^\d<]*<!-- fig: ", text[end:]) or any(
-            a <= start < b for a, b in tables
-        )
-        if not (
-            quoted or "." in number[0] or UNITS.match(re.sub(r"\s+", " ", text[end : end + 30]))
-        ):
-            continue
+    for number, _ in figures(text):
         digits = len(number[0].partition(".")[2])
         value = float(number[0].replace(",", ""))
         other = f"{value * factor:,.{digits}f}"
         if other == number[0]:
             other = f"{value + 10**-digits:,.{digits}f}"
-        yield number[0], f"{text[:start]}{other}{text[end:]}"
+        yield number[0], f"{text[: number.start()]}{other}{text[number.end() :]}"
 
 
 def test_a_changed_figure_is_found() -> None:
