@@ -183,7 +183,7 @@ def write_page(page: Path, name: str, text: str, order: Sequence[str]) -> None:
     """Put a section's part in its place in the page, whose beginning stays. `order`: the names of
     all sections; parts of other scripts come after them."""
     old = page.read_text("utf-8") if page.exists() else PREFACE
-    preface = re.match(r"(?:(?!<!-- \w+ -->\n).*\n)*", old)[0] or PREFACE
+    preface = re.split(r"^<!-- \w+ -->$", old, flags=re.M)[0] or PREFACE
     parts = dict(re.findall(r"^<!-- (\w+) -->\n(.*?)(?=^<!-- \w+ -->$|\Z)", old, re.S | re.M))
     parts[name] = f"{text.strip()}\n\n"
     names = sorted(parts, key=[*order, *parts].index)
