@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure everything that the README and docs/ quote, and write it as one page.
+"""Measure everything that the README and docs/ quote, and write it as pages of results.
 
     python bench/publish.py --models MODELS                     # hours; the same command goes on
     python bench/publish.py --models MODELS --minutes 5         # ... in pieces of five minutes
