@@ -6,7 +6,7 @@
 
 Each operator reads K and V of layers of its own, so that they come from memory, as they do in a
 model. "upstream" is the same library with the patches of attention off; the two take turns. Every
-figure is the least of many, because other programs can only add to it. bench/results/native.md
+figure is the least of many, because other programs can only add to it. bench/results/cpus.md
 condenses what it prints.
 """
 

@@ -9,7 +9,7 @@
 vec_dot column by column, its tiled kernels, tinyBLAS. "now" is what the CPU patches do. The two
 take turns, with the same matrix if neither repacks it. Every figure is the least of many, because
 other programs can only add to it.
-bench/results/native.md condenses what it prints.
+bench/results/kernels.md condenses what it prints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How right logits are: their divergence from those of the same weights as F32.
 
-    python bench/divergence.py MODEL.gguf...      # real weights; a part of bench/results/native.md
+    python bench/divergence.py MODEL.gguf...      # real weights; mean KL, printed
 
 The mean of KL(p || q) over the positions of a text, in nats: p by the file with every matrix as
 F32, computed by upstream's kernels in F32 caches; q by the file itself. With our kernels and with

@@ -263,8 +263,6 @@ def render(found: Mapping[str, Mapping[str, Outcome]], header: Sequence[str]) ->
             lines.append(f"- {name}, {outcome.status}: {why}")
             if outcome.said and name in reasons:
                 lines += [f"  `{outcome.said.splitlines()[0][:160]}`"]
-    lines += ["", "Passed on both:", ""]
-    lines += [f"- {n}" for n, outcome in found["patched"].items() if outcome.status == "passed"]
     return "\n".join(lines) + "\n"
 
 

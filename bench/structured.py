@@ -1,6 +1,6 @@
 """What tokens that a grammar forces gain: tokens per pass of the model, on JSON with long keys.
 
-    python bench/structured.py [MODEL.gguf]       # a part of bench/results/speed.md
+    python bench/structured.py [MODEL.gguf]       # a part of bench/results/kinds.md
 
 The same answers with forced tokens appended to a pass, and without; at depth 0, 3 and "auto";
 greedy and drawn. Passes are counted, so the figures are the same on every machine. The demo model

@@ -1,30 +1,31 @@
-"""The page of bench/publish.py: of each section the main ratios, then matrix's own tables."""
+"""The page of bench/publish.py: of each section machine, command, speeds and the main ratios."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from benchkit.results import project_commit
 from pyllama_mtp import bench
 from pyllama_mtp.files import write_whole
-from pyllama_mtp.measure.figures import OURS, Cell, Figure, ratio_to, ratio_to_plain
+from pyllama_mtp.measure.figures import OURS, Cell, Figure, machine_words, ratio_to, ratio_to_plain
 from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.records import read_file
 from pyllama_mtp.measure.table import above
 from pyllama_mtp.measure.text import size_name, speed_words, to_markdown
 
-PREFACE = """# Speed
+PREFACE = """# Speed on CPUs
 
-Written by `python bench/publish.py`, which is a list of `pyllama-mtp matrix` commands; each part
-names its command, machine, date and commit. A ratio compares tokens per second within each repeat;
-in brackets its interval ([docs/measuring.md](../../docs/measuring.md)). The best depth is the
-fastest in these samples. Models have random weights and a head that drafts well (`synth
---head-noise 0.05`), so acceptance is real and other programs draft on the same terms; the demo
-model writes real text.
+`python bench/publish.py` writes the parts of this page: a list of `pyllama-mtp matrix` commands.
+`pyllama-mtp report FILE.jsonl` shows each cell. A ratio compares tokens per second within a repeat;
+its 95 % interval is in brackets ([docs/measuring.md](../../docs/measuring.md)). The best depth is
+the fastest in these samples, chosen afterwards. Models have random weights, and a head that drafts
+well (`synth --head-noise 0.05`). No published model was measured. Files: the shape of Qwen3.5-0.8B
+(0.8b), and a small mixture of experts (moe).
 
 """
 
@@ -48,15 +49,18 @@ def compared(cells: Sequence[Cell]) -> Iterator[tuple[str, Cell | None, Cell | N
     fixed = best_of([cell for cell in ours if cell.n_max and not cell.adaptive])
     best = best_of([cell for cell in ours if not cell.adaptive])
     auto = best_of([cell for cell in ours if cell.adaptive])
+    alike = best_of([cell for cell in server if not cell.n_max])
+    yield "auto to no MTP", auto, plain, "decode_tps"
     yield "best depth to no MTP", fixed, plain, "decode_tps"
     yield "auto to the best depth", auto, best, "decode_tps"
     yield "best depth to llama-server's best", fixed, best_of(server), "decode_tps"
     yield "no MTP to llama-bench", plain, best_of(llama_bench), "decode_tps"
     yield "prompt with MTP to without", fixed, plain, "prefill_tps"
+    if not any(cell.image for cell in ours):
+        yield "prompt to llama-server's", plain, alike, "prefill_tps"
     yield "prompt to llama-bench's", plain, best_of(llama_bench), "prefill_tps"
     yield "prompt, the same library again", same, plain, "prefill_tps"
     if any(cell.image for cell in ours):
-        alike = best_of([cell for cell in server if not cell.n_max])
         yield "encoding and prompt to llama-server's", plain, alike, "prompt_tps"
 
 
@@ -68,7 +72,7 @@ def words(ratio: Ratio, chosen: str) -> str:
 
 
 def ratio_table(cells: Sequence[Cell]) -> str:
-    """The ratios of each group of cells, with their intervals, as Markdown."""
+    """Speeds and ratios of each group of cells, with their intervals, as Markdown."""
 
     def group(cell: Cell) -> tuple[str, str, str, str]:
         size = size_name(cell.n_prompt, cell.n_context)
@@ -80,7 +84,14 @@ def ratio_table(cells: Sequence[Cell]) -> str:
         model, kind, size, sequences = key
         row = {"file": model.removesuffix(".gguf"), "prompt": f"{size} {kind}"}
         row |= {"sequences": sequences} if sequences else {}
-        for name, new, old, figure in compared([*members]):
+        pairs = [*compared([*members])]
+        _, auto, plain, _ = pairs[0]
+        row |= {
+            f"{name}, tok/s": _speed(cell.decode_tps)
+            for name, cell in (("no MTP", plain), ("auto", auto))
+            if cell
+        }
+        for name, new, old, figure in pairs:
             ratio = ratio_to(new, old, figure) if new and old and new is not old else None
             if ratio and new:
                 row[name] = words(ratio, f"depth {new.n_max}" if name.startswith("best") else "")
@@ -141,26 +152,40 @@ def context_notes(records: Path) -> str:
 
 
 def fragment(title: str, records: Path, missing: Sequence[str]) -> str:
-    """A section's part of the page: the ratios, then the tables of `pyllama-mtp report`.
+    """A section's part of the page: where its samples are from, then the tables.
 
     `missing`: models whose samples are not all there.
     """
     results = bench.read(records)
+    runs = [run.header for run in read_file(records).runs.values()]
+    cells = [cell for cell in results.cells if cell.samples]
     state = f" **Not finished: {', '.join(missing)}.**" if missing else ""
-    about = f"Samples: {records.name}; commit {project_commit()}.{state}"
-    tables = re.sub("^## ", "### ", results.markdown(), flags=re.M)
-    contexts = context_table(results.cells)
-    parts = [f"## {title}", about, *above(results.cells)]
-    parts += [contexts, contexts and context_notes(records)]
-    return "\n\n".join(filter(None, [*parts, ratio_table(results.cells), tables]))
+    about = [
+        f"- Samples: {records.name}, {_span(len(cell.samples) for cell in cells)} of each cell; "
+        f"commit {project_commit()}.{state}",
+        *dict.fromkeys(
+            f"- Machine: {machine_words(cell)}, {cell.machine['os']}; {cell.time[:10]}"
+            for cell in cells
+        ),
+        f"- Command: `{shlex.join(runs[0].command)}`; the same for every file",
+    ]
+    notes = [context_table(results.cells), context_notes(records)]
+    parts = [f"## {title}", "\n".join(about), *above(results.cells), *notes[: 2 * bool(notes[0])]]
+    return "\n\n".join([*parts, ratio_table(results.cells)])
+
+
+def _span(values: Iterable[object]) -> str:
+    """ "3", or "2 to 3"."""
+    return " to ".join(map(str, sorted({*values}, key=str)[:: max(1, len({*values}) - 1)]))
 
 
 def write_page(page: Path, name: str, text: str, order: Sequence[str]) -> None:
-    """Put a section's part in its place in the page. `order`: the names of all sections; parts of
-    other scripts come after them."""
-    old = page.read_text("utf-8") if page.exists() else ""
+    """Put a section's part in its place in the page, whose beginning stays. `order`: the names of
+    all sections; parts of other scripts come after them."""
+    old = page.read_text("utf-8") if page.exists() else PREFACE
+    preface = re.split(r"^<!-- \w+ -->$", old, flags=re.M)[0] or PREFACE
     parts = dict(re.findall(r"^<!-- (\w+) -->\n(.*?)(?=^<!-- \w+ -->$|\Z)", old, re.S | re.M))
     parts[name] = f"{text.strip()}\n\n"
     names = sorted(parts, key=[*order, *parts].index)
     written = [f"<!-- {name} -->\n{parts[name].rstrip()}\n\n" for name in names]
-    write_whole(page, "".join([PREFACE, *written]).rstrip().encode() + b"\n")
+    write_whole(page, "".join([preface, *written]).rstrip().encode() + b"\n")

@@ -68,6 +68,7 @@ def test_a_section_is_measured_once_and_goes_on(folder: Path) -> None:
     names, values = (text.strip("| ").split(" | ") for text in (head, row))
     figures = dict(zip(names, values[1:], strict=True))
     assert figures["best depth to no MTP"] == "2.00 (2.00-2.00, depth 2)"
+    assert figures["auto to no MTP"] == "1.80 (1.80-1.80)" and figures["auto, tok/s"] == "180.0"
     assert figures["auto to the best depth"] == "0.90 (0.90-0.90)"
     assert figures["prompt with MTP to without"].startswith("1.00 ")
 
@@ -91,12 +92,12 @@ def test_lengths_for_which_there_was_no_time_are_named_and_measured_later(
 
 def test_a_part_of_the_page_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
     page, order = tmp_path / "speed.md", ["a", "b", "c"]
-    page.write_text("<!-- other -->\n## Other\n")
+    page.write_text("# Title\n\n<!-- other -->\n## Other\n")
     for name, text in (("c", "## C\n\nold"), ("a", "## A"), ("c", "## C\n\nnew")):
         write_page(page, name, text, order)
     text = page.read_text()
     assert text.index("## A") < text.index("## C") < text.index("## Other")
-    assert "new" in text and "old" not in text
+    assert text.startswith("# Title\n") and "new" in text and "old" not in text
 
 
 @pytest.mark.parametrize("section", publish.SECTIONS, ids=lambda section: section.name)

@@ -3,7 +3,7 @@
     pytest -m cuda_build tests/cuda          # where nvcc is; no GPU is needed
 
 PYLLAMA_TEST_CUDA_ARCHITECTURE names another one than 90. The build folder stays in build/cuda, so
-what was cut goes on. -rP shows what doctor says, for bench/results/native.md.
+what was cut goes on. -rP shows what doctor says, for bench/results/builds.md.
 """
 
 from __future__ import annotations

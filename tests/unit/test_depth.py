@@ -144,7 +144,7 @@ def test_a_memory_that_was_faster_when_costs_were_measured() -> None:
 
 
 #: Milliseconds of rounds of 0 to 6 drafts on an H200: decode speed and tokens per round at 1,024
-#: tokens of context, from bench/results/speed.md, "On a GPU". 1, 5 and 6 are inter- and
+#: tokens of context, from cadab973:bench/results/speed.md, "On a GPU". 1, 5 and 6 are inter- and
 #: extrapolated.
 ON_A_GPU = {
     "27b": (11.25, 12.9, 14.59, 16.86, 18.93, 21.0, 23.1),

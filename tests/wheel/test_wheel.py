@@ -4,7 +4,7 @@ used where no compiler is.
     pytest -m wheel_build tests/wheel        # 30 minutes of two cores
 
 The build folders stay in build/wheel-ARCH, so what was cut goes on. -rP shows what auditwheel and
-doctor say, for bench/results/native.md.
+doctor say, for bench/results/builds.md.
 """
 
 from __future__ import annotations
