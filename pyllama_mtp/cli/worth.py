@@ -36,7 +36,7 @@ class Accept:
     examples:
       pyllama-mtp accept
       pyllama-mtp accept --model FILE --classes code --prompts-per-class 6
-      pyllama-mtp accept --model FILE --prompts mine.jsonl --pairs misses.jsonl
+      pyllama-mtp accept --model FILE --prompts mine.jsonl
       pyllama-mtp accept --model FILE --context-lengths 1k,16k --output FILE.jsonl
       pyllama-mtp accept --read FILE.jsonl --format markdown
     """
@@ -80,12 +80,6 @@ class Accept:
         matrix.add_budget_option(parser)
         group = parser.add_argument_group("output")
         group.add_argument("--output", metavar="FILE.jsonl", help="append the samples to this file")
-        group.add_argument(
-            "--pairs",
-            metavar="FILE.jsonl",
-            help="write every rejected draft here: class, prompt, position, the drafted and the "
-            "model's token as ids and text, and the text before it; the file must not exist",
-        )
         parsing.add_format_option(group)
         group.add_argument(
             "--read", metavar="FILE.jsonl", help="measure nothing; show what a file of a matrix has"
@@ -98,24 +92,19 @@ class Accept:
     def run(args: argparse.Namespace) -> int:
         """Measure, keep every finished sample, print the tables."""
         from pyllama_mtp.measure.records import Records, read_cells
-        from pyllama_mtp.measure.worth import acceptance_rows, rejected
+        from pyllama_mtp.measure.worth import acceptance_rows
 
         if args.read is not None and args.output:
             raise UsageError("--read measures nothing; leave --output out")
         request = None if args.read is not None else _questions_request(args)
         code, records = 0, Records()
-        with parsing.new_file(args.pairs) as pairs:
-            if request:
-                code = matrix.collect(lambda: matrix.measure(args, request, records), records)
-            cells = records.cells if request else read_cells(args.read)
-            if pairs:
-                pairs.write(*rejected(cells))
+        if request:
+            code = matrix.collect(lambda: matrix.measure(args, request, records), records)
+        cells = records.cells if request else read_cells(args.read)
         if args.format == "json":
             print(json.dumps(acceptance_rows(cells)))
         elif cells:
             matrix.show(cells, args.format, acceptance=True)
-        if args.pairs:
-            print(f"written to {args.pairs}", file=sys.stderr)
         return code
 
 
@@ -179,7 +168,6 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         libraries=("" if args.lib is None else args.lib,),
         placement=options.placement(args),
         questions=own,
-        log_misses=args.pairs is not None,
         budget_s=matrix.budget(args),
         output=args.output,
     )

@@ -63,7 +63,6 @@ class MatrixRequest:
         questions: of the user, for classes of their own.
         prompts: where the prompts came from, in words; "": the text says it.
         picture: of the prompts of the class "image".
-        log_misses: keep every rejected draft in the records.
         budget_s: seconds after which no further repeat begins; None: no limit.
         least_repeats: repeats that are measured whatever the budget.
         output: the file; None: no file.
@@ -100,7 +99,6 @@ class MatrixRequest:
     questions: Sequence[Prompt] = ()
     prompts: str = ""
     picture: Picture | None = None
-    log_misses: bool = False
     budget_s: float | None = None
     least_repeats: int = 0
     output: str | os.PathLike[str] | None = None

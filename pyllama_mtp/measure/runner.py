@@ -32,7 +32,7 @@ from pyllama_mtp.llama.vision import ImagePrompt
 from pyllama_mtp.machine import waited_for_core
 from pyllama_mtp.measure.images import ImageText, Imaging, Picture, beginning
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, profile_prompt
-from pyllama_mtp.measure.sample import Miss, Profile, Sample
+from pyllama_mtp.measure.sample import Profile, Sample
 
 if TYPE_CHECKING:
     from pyllama_mtp.answer import Answer
@@ -42,10 +42,7 @@ if TYPE_CHECKING:
     from pyllama_mtp.promptfile import ProcessedPrompt
     from pyllama_mtp.session import BatchGeneration, BatchSession, Generation, Session
     from pyllama_mtp.settings import Sampling, Settings
-    from pyllama_mtp.telemetry import Pair
 
-#: Tokens before a miss whose text is kept with it.
-MISS_CONTEXT = 8
 #: A filled context is kept in a file if the last part of it took so many seconds.
 LONG_FILLING_S = 120.0
 #: The end of the names of these files.
@@ -70,7 +67,6 @@ class Task:
         kept: how files begin in which these sessions are kept until the run is complete; "": no
             files.
         stop_at_end: see :class:`.Plan`.
-        log_misses: keep every rejected draft.
     """
 
     settings: Settings
@@ -82,7 +78,6 @@ class Task:
     filled: Settings | None = None
     kept: str = ""
     stop_at_end: bool = False
-    log_misses: bool = False
 
 
 @dataclass
@@ -277,14 +272,11 @@ class Runner:
                 pass
         if run.interrupted:
             raise InterruptedSample
-        sample = Sample.from_telemetry(run.generation.telemetry)
+        telemetry = run.generation.telemetry
+        sample = Sample.from_telemetry(telemetry)
         sample.waited_s, sample.cpu_s = run.waited_s, run.cpu_s
         sample.prefill_s += run.read_s
         sample.elapsed_s += run.read_s + sample.encode_s
-        telemetry = run.generation.telemetry
-        if telemetry.pairs and isinstance(run.prompt, list):
-            text = run.prompt + run.answers[0].tokens
-            sample.misses = misses(telemetry.pairs, text, sample, self._model)
         if telemetry.n_cached < run.n_context:
             raise PyllamaMtpError(
                 f"only {telemetry.n_cached} of {run.n_context} tokens stayed in the context"
@@ -340,35 +332,12 @@ def _start(
     max_tokens: int,
 ) -> Generation | BatchGeneration:
     text: Any = prompts if len(prompts) > 1 else prompts[0]
-    more: dict[str, Any] = {"log_pairs": True} if task.log_misses and len(prompts) == 1 else {}
     return session.generate(
         text,
         max_tokens=max_tokens,
         sampling=task.sampling,
         ignore_eos=not task.stop_at_end,
-        **more,
     )
-
-
-def misses(pairs: Sequence[Pair], text: list[int], sample: Sample, model: Model) -> list[Miss]:
-    """The rejected draft of every round that has one.
-
-    Args:
-        pairs: verified drafts, round by round; every round but the last ones has some.
-        text: tokens of the prompt and the answer.
-    """
-    rejected, before = [], 1  # the prefill's token comes before the first round
-    for number, pair in enumerate(pairs):
-        if pair.position == 1 and number:
-            before += 1  # the target's own token ended the round before
-        if pair.drafted == pair.actual:
-            before += 1
-            continue
-        end = sample.n_prompt + before
-        context = model.detokenize(text[max(0, end - MISS_CONTEXT) : end], True)
-        what = (pair.drafted, pair.actual, pair.drafted_text, pair.actual_text)
-        rejected.append(Miss(before, pair.position, *what, context))
-    return rejected
 
 
 # -- another library, in a process of its own ------------------------------------------------------

@@ -1,5 +1,4 @@
-"""What is measured once: a generation, with the drafts that were rejected, or where the time of a
-prompt goes."""
+"""What is measured once: a generation, or where the time of a prompt goes."""
 
 from __future__ import annotations
 
@@ -13,25 +12,6 @@ from pyllama_mtp.measure.plan import Positive
 
 if TYPE_CHECKING:
     from pyllama_mtp.telemetry import Telemetry
-
-
-class Miss(Struct, frozen=True):
-    """A draft of the head that the target would not have chosen.
-
-    Attributes:
-        generated: tokens generated before it.
-        position: in its round, from 1.
-        drafted, actual: token ids, the head's and the target's.
-        context: the text of a few tokens before it.
-    """
-
-    generated: int
-    position: int
-    drafted: int
-    actual: int
-    drafted_text: str
-    actual_text: str
-    context: str
 
 
 class Sample(Struct, omit_defaults=True):
@@ -50,7 +30,6 @@ class Sample(Struct, omit_defaults=True):
         cpu_s: CPU seconds of the thread that drives the model, in "prefill" and "decode"; with one
             thread on a CPU there is no other.
         looked_up: counts of n-gram drafts.
-        misses: every rejected draft of the head, when asked for.
         n_image_tokens: of the prompt, rows of images; encode_s: seconds in which these were
             encoded, which `prefill_s` does not contain, but `elapsed_s` does. Other programs count
             them into `prefill_s`.
@@ -72,7 +51,6 @@ class Sample(Struct, omit_defaults=True):
     waited_s: dict[str, float] = {}
     cpu_s: dict[str, float] = {}
     looked_up: dict[str, int] = {}
-    misses: list[Miss] = []
     n_image_tokens: int = 0
     encode_s: float = 0.0
     tokens_per_round: float = 0.0
@@ -91,7 +69,7 @@ class Sample(Struct, omit_defaults=True):
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
         """The driver's telemetry, as far as a sample keeps it."""
-        apart = ("waited_s", "cpu_s", "misses", "mean_acceptance_length")
+        apart = ("waited_s", "cpu_s", "mean_acceptance_length")
         names = [name for name in cls.__struct_fields__ if name not in apart]
         return cls(**{name: copy(getattr(telemetry, name)) for name in names})
 

@@ -289,7 +289,6 @@ class Matrix:
                 filled=self._filling(self.plan.filler(key)) if at else None,
                 kept=self._kept,
                 stop_at_end=self.plan.stop_at_end,
-                log_misses=self._request.log_misses,
             )
             self.on_event(MatrixEvent("start", key, repeat))
             if key.build in self.plan.peers:

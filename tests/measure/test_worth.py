@@ -10,7 +10,7 @@ import pytest
 from pyllama_mtp.measure.compare import compare
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import COPY
-from pyllama_mtp.measure.sample import Miss, Sample
+from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.measure.table import matrix_notes
 from pyllama_mtp.measure.verdict import summary
 from pyllama_mtp.measure.worth import (
@@ -18,7 +18,6 @@ from pyllama_mtp.measure.worth import (
     acceptance_rows,
     conditional,
     costs_of,
-    rejected,
 )
 
 from ..cells import made_cell, made_sample
@@ -161,10 +160,3 @@ def test_copying_is_a_row_of_its_own_and_part_of_no_mean() -> None:
 def test_prompts_without_a_partner_give_no_interval() -> None:
     cells = [replace(cell, repeats=[cell.n_max]) for cell in matrix()]
     assert "depth 1 is the best: about 1.2 times as fast" in acceptance_markdown(cells)
-
-
-def test_rejected_drafts_say_where_they_were() -> None:
-    sample = timed(1, 1, 1, 1)
-    sample.misses = [Miss(7, 1, 3, 4, "a", "b", "before it")]
-    (row,) = rejected([asked(1, "code", sample, repeats=[5])])
-    assert row["class"] == "code" and row["repeat"] == 5 and row["context"] == "before it"
