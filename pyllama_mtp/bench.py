@@ -29,9 +29,7 @@ from pyllama_mtp.measure.compare import THRESHOLD, Change, Comparison, of_varian
 from pyllama_mtp.measure.compare import compare as compare_cells
 from pyllama_mtp.measure.figures import FIELDS, Cell, sections
 from pyllama_mtp.measure.plan import MAX_TOKENS, REPEAT
-from pyllama_mtp.measure.profile import profile
 from pyllama_mtp.measure.records import Records, read_file
-from pyllama_mtp.measure.sample import Profile
 from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
@@ -46,11 +44,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Change",
     "Comparison",
-    "Profile",
     "Results",
     "compare",
     "matrix",
-    "profile",
     "read",
 ]
 

@@ -156,7 +156,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="UTF-8 text to cut prompts from (default: text of Python's standard library)",
     )
-    options.add_profile_option(parser)
     output = parser.add_argument_group("output")
     destination = output.add_mutually_exclusive_group()
     destination.add_argument(
@@ -325,7 +324,6 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
         least_repeats=least,
         output=None if args.no_output else args.output,
         resume=args.resume,
-        profile=args.profile,
         peer_dir=args.peer_dir,
     )
 
@@ -340,8 +338,6 @@ def _picture(args: argparse.Namespace) -> Picture | None:
         return None
     if args.mmproj == "none":
         raise UsageError("--image needs an encoder, which --mmproj none leaves out")
-    if args.profile:
-        raise UsageError("--profile times prompts of text; leave --image out")
     return Picture.read(Path(args.image), args.mmproj)
 
 
@@ -425,7 +421,6 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
     """Print the cells to stdout as `how` of --format says. `acceptance`: show
     what it is worth even where no questions were asked."""
     from pyllama_mtp.measure import table
-    from pyllama_mtp.measure.profile import cell_profiles
     from pyllama_mtp.measure.worth import acceptance_markdown, has_classes
 
     if how == "json":
@@ -441,9 +436,8 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
     if how in ("json", "llama-bench"):
         return
     asked = acceptance or has_classes(cells)
-    for more in (acceptance_markdown(cells) if asked else "", cell_profiles(cells)):
-        if more:
-            print(f"\n{more}")
+    if more := acceptance_markdown(cells) if asked else "":
+        print(f"\n{more}")
 
 
 def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:

@@ -206,14 +206,12 @@ class Tune:
         parser.add_argument(
             "--json", action="store_true", help="print the costs in seconds, as JSON"
         )
-        options.add_profile_option(parser)
         options.add_model_options(parser)
         options.add_settings_options(parser)
 
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Measure and print."""
-        from pyllama_mtp.measure.profile import cell_profiles
         from pyllama_mtp.measure.records import Records
         from pyllama_mtp.measure.request import MatrixRequest
         from pyllama_mtp.measure.table import waiting_note
@@ -229,7 +227,6 @@ class Tune:
             command=[PROGRAM, *sys.argv[1:]],
             libraries=("" if args.lib is None else args.lib,),
             placement=options.placement(args),
-            profile=args.profile,
         )
         records = Records()
         matrix.measure(args, request, records)
@@ -244,13 +241,9 @@ class Tune:
         for note in waiting_note(cells):
             matrix.say(note)
         if args.json:
-            found = {**dataclasses.asdict(costs), "contradiction": doubt(costs)}
-            if args.profile:
-                found["profile"] = {c.n_max: c.profile.to_dict() for c in cells if c.profile}
-            print(json.dumps(found))
-            return 0
-        parts = [tune_markdown(costs, cells[0].slow_types), cell_profiles(cells)]
-        print("\n\n".join(filter(None, parts)))
+            print(json.dumps({**dataclasses.asdict(costs), "contradiction": doubt(costs)}))
+        else:
+            print(tune_markdown(costs, cells[0].slow_types))
         return 0
 
 

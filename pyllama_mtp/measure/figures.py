@@ -29,7 +29,7 @@ from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.plan import ImageFile
-    from pyllama_mtp.measure.sample import Profile, Sample
+    from pyllama_mtp.measure.sample import Sample
 
 #: Raised when the meaning of a field changes; see records.py.
 SCHEMA: Literal[2] = 2
@@ -62,7 +62,6 @@ class Cell:
         run: id of the run.
         slow_types: tensor types without a fast path for a few rows on the CPU, and their shares of
             what a plain step reads; empty: not looked at.
-        profile: where the time of the prompt goes; None: not measured.
         image: with which the prompts begin, or None.
         loaded: of the model, see :class:`.RunHeader`.
     """
@@ -85,7 +84,6 @@ class Cell:
     repeats: list[int] = field(default_factory=list)
     run: str = ""
     slow_types: dict[str, float] = field(default_factory=dict)
-    profile: Profile | None = None
     image: ImageFile | None = None
     loaded: dict[str, Any] = field(default_factory=dict)
 
@@ -220,8 +218,7 @@ class Cell:
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""
         figures: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
-        figures |= {"profile": self.profile or {}, "schema": SCHEMA}
-        return msgspec.json.encode(figures).decode()
+        return msgspec.json.encode({**figures, "schema": SCHEMA}).decode()
 
 
 #: All fields and figures of a cell.

@@ -30,9 +30,8 @@ from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.llama.vision import IMAGE_MARKER
 from pyllama_mtp.measure.images import ImageText, Picture
-from pyllama_mtp.measure.profile import WARM_UP_TOKENS
 from pyllama_mtp.measure.records import Build
-from pyllama_mtp.measure.runner import SideBySide, Task
+from pyllama_mtp.measure.runner import WARM_UP_TOKENS, SideBySide, Task
 from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Settings
 

@@ -2,12 +2,11 @@
 nothing is lost.
 
 A file is JSON lines in UTF-8. A run writes a line "run"; a line "sample" for every generation, as
-soon as it is finished; "skipped" for every cell that cannot be measured; and, on request, "profile"
-for every prompt whose nodes were timed. All lines of a run have its id in `run`. A file may hold
-several runs, and a run may go on later, at the end of the same file. Lines are never changed or
-removed. A cell is all samples of a run with the same `cell`; its figures are computed when the file
-is read. Older files have the switches of MTP among the `settings` of a line only, not among the
-axes of its `cell`.
+soon as it is finished; and "skipped" for every cell that cannot be measured. All lines of a run
+have its id in `run`. A file may hold several runs, and a run may go on later, at the end of the
+same file. Lines are never changed or removed. A cell is all samples of a run with the same `cell`;
+its figures are computed when the file is read. Older files have the switches of MTP among the
+`settings` of a line only, not among the axes of its `cell`.
 
 Speeds are tokens per second, times are seconds of wall clock. A last line without a line break was
 being written when the program was killed; it counts only if it is whole. Readers ignore keys that
@@ -33,7 +32,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append, write_error
 from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell
 from pyllama_mtp.measure.plan import IMAGE, SWITCHES, Count, Key, Plan
-from pyllama_mtp.measure.sample import Profile, Sample
+from pyllama_mtp.measure.sample import Sample
 
 if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Device, Library
@@ -170,11 +169,8 @@ class Dropped(_Line, tag="dropped"):
     """Of older files: which groups a time budget left out. The samples that are there tell it."""
 
 
-class Profiled(OfCell, tag="profile"):
-    """Where the time of a prompt goes, computed once more, node by node. Cells of all depths above
-    0 have the prompt of their size and class in common."""
-
-    profile: Profile
+class Profiled(_Line, tag="profile"):
+    """Of older files: where the time of a prompt went."""
 
 
 Line = RunHeader | Measured | Skipped | Dropped | Profiled
@@ -225,7 +221,7 @@ class Run:
         """The id of the run."""
         return self.header.run
 
-    def add(self, line: Measured | Skipped | Profiled) -> None:
+    def add(self, line: Measured | Skipped) -> None:
         """Take the next line of a cell.
 
         Raises:
@@ -236,9 +232,7 @@ class Run:
             self.cells[key] = self._cell(key, line.settings)
         cell = self.cells[key]
         cell.time = line.time
-        if isinstance(line, Profiled):
-            cell.profile = line.profile
-        elif isinstance(line, Skipped):
+        if isinstance(line, Skipped):
             cell.skipped = line.reason
         else:
             if (key, line.repeat) in self.measured:
@@ -310,7 +304,7 @@ class Records:
             self.runs[line.run] = Run(line)
         elif run is None:
             raise UsageError(f"run {line.run} has not begun")
-        elif not isinstance(line, Dropped):
+        elif not isinstance(line, Dropped | Profiled):
             run.add(line)
 
 

@@ -68,7 +68,6 @@ class MatrixRequest:
         output: the file; None: no file.
         advice: what to do about a file that cannot be written.
         resume: go on with the last run in the file.
-        profile: time the nodes of the prompts in the end.
         peer_dir: see :func:`.peers.find`.
         plan: of all this.
 
@@ -104,7 +103,6 @@ class MatrixRequest:
     output: str | os.PathLike[str] | None = None
     advice: str = NAME_ANOTHER
     resume: bool = False
-    profile: bool = False
     peer_dir: str | None = None
     plan: Plan = field(init=False)
 
@@ -133,8 +131,6 @@ class MatrixRequest:
                 axes.setdefault(name, (value,))
         self.plan = self._plan(axes)
         self._check_libraries()
-        if self.profile and self.plan.contexts[-1]:
-            raise UsageError("--profile times prompts in an empty context; leave --at out")
         if self.resume:
             if self.output is None:
                 raise UsageError("--resume needs the file of the run; leave --no-output out")

@@ -31,8 +31,7 @@ from pyllama_mtp.llama.native import CPU_SWITCHES
 from pyllama_mtp.llama.vision import ImagePrompt
 from pyllama_mtp.machine import waited_for_core
 from pyllama_mtp.measure.images import ImageText, Imaging, Picture, beginning
-from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, profile_prompt
-from pyllama_mtp.measure.sample import Profile, Sample
+from pyllama_mtp.measure.sample import Sample
 
 if TYPE_CHECKING:
     from pyllama_mtp.answer import Answer
@@ -43,12 +42,18 @@ if TYPE_CHECKING:
     from pyllama_mtp.session import BatchGeneration, BatchSession, Generation, Session
     from pyllama_mtp.settings import Sampling, Settings
 
+#: Tokens that a warm-up generates.
+WARM_UP_TOKENS = 8
 #: A filled context is kept in a file if the last part of it took so many seconds.
 LONG_FILLING_S = 120.0
 #: The end of the names of these files.
 KEPT = ".context"
 
 log = logging.getLogger("pyllama_mtp")
+
+
+class InterruptedSample(Exception):
+    """The user interrupted a generation."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +183,6 @@ class Runner:
         if n_sequences > 1:
             return BatchSession(self._model, settings, n_sequences)
         return Session(self._model, settings)
-
-    def profile(self, settings: Settings, prompt: list[int]) -> Profile:
-        """See :func:`.profile_prompt`."""
-        return profile_prompt(self._model, settings, prompt)
 
     def begin(self, number: int, task: Task) -> None:
         """Open a session, encode images, warm it up, and give it what is to be in its context.
@@ -429,7 +430,6 @@ class LibraryProcess:
     read = partialmethod(_ask, "read")
     advance = partialmethod(_ask, "advance")
     finish = partialmethod(_ask, "finish")
-    profile = partialmethod(_ask, "profile")
 
     def drop(self) -> None:
         """Close the open sessions; a process that was interrupted in a request is ended."""

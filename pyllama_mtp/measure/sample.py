@@ -1,14 +1,11 @@
-"""What is measured once: a generation, or where the time of a prompt goes."""
+"""What is measured once: a generation."""
 
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
-
-from pyllama_mtp.measure.plan import Positive
 
 if TYPE_CHECKING:
     from pyllama_mtp.telemetry import Telemetry
@@ -72,37 +69,3 @@ class Sample(Struct, omit_defaults=True):
         apart = ("waited_s", "cpu_s", "mean_acceptance_length")
         names = [name for name in cls.__struct_fields__ if name not in apart]
         return cls(**{name: copy(getattr(telemetry, name)) for name in names})
-
-
-class NodeCost(Struct, frozen=True):
-    """`n` nodes of a graph with ggml's operation `op`. `tensor`: the weights that they read, or
-    llama.cpp's name of the node, without its layer. `s`: seconds."""
-
-    kind: str
-    op: str
-    tensor: str
-    n: Positive
-    s: float
-
-
-class Profile(Struct, frozen=True, omit_defaults=True):
-    """The times of the nodes of one prompt.
-
-    Attributes:
-        n_prompt: tokens of the prompt; the last token has a row of logits.
-        prompt_s: seconds of the prompt when it is computed whole.
-        sum_s: seconds of all nodes, each computed by itself, which may be more; see
-            :data:`.profile.EXPLANATION`.
-        kinds: seconds by kind of operation, the sums of `costs`.
-    """
-
-    n_prompt: Positive
-    prompt_s: float
-    sum_s: float
-    kinds: dict[str, float]
-    costs: tuple[NodeCost, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        figures: dict[str, Any] = msgspec.to_builtins(self)
-        return figures

@@ -25,20 +25,18 @@ from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageErro
 from pyllama_mtp.measure.images import ImageText, Imaging
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.plan import SWITCHES, Key, Kind, Plan, padded_context
-from pyllama_mtp.measure.profile import InterruptedSample
 from pyllama_mtp.measure.prompts import Prompts
 from pyllama_mtp.measure.records import (
     Line,
     Measured,
-    Profiled,
     Run,
     Skipped,
     as_read,
     now,
 )
 from pyllama_mtp.measure.request import MatrixRequest, without_folders
-from pyllama_mtp.measure.runner import KEPT, SideBySide, Task, filling
-from pyllama_mtp.measure.sample import Profile, Sample
+from pyllama_mtp.measure.runner import KEPT, InterruptedSample, SideBySide, Task, filling
+from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,10 +83,9 @@ class Matrix:
         request: what was asked for.
         plan, settings: what the model can do of it, and the settings of all cells; see
             :class:`.MatrixRequest` for the fields that each cell replaces.
-        run: the run so far; its samples and profiles are not measured again, nor are its skipped
-            cells, but for those of other programs, which may work by now.
+        run: the run so far; its samples are not measured again, nor are its skipped cells, but for
+            those of other programs, which may work by now.
         runners: by the plan's names of libraries and peers.
-        profilers: by the plan's names of libraries; they time the nodes of each prompt in the end.
         imaging: for the class "image".
     """
 
@@ -100,7 +97,6 @@ class Matrix:
         settings: Settings,
         run: Run,
         runners: Mapping[str, SideBySide],
-        profilers: Mapping[str, Callable[[Settings, list[int]], Profile]] = {},
         imaging: Imaging | None = None,
     ) -> None:
         self.plan = plan
@@ -115,7 +111,7 @@ class Matrix:
         self._end = math.inf
         self._model, self._request, self._settings, self._run = model, request, settings, run.id
         self._kept = f"{request.output}.{run.id}" if request.output else ""
-        self._runners, self._profilers = runners, profilers
+        self._runners = runners
         texts = None if request.text is None else [request.text]
         self._prompts = Prompts(model, texts, request.questions, imaging)
         self._groups = plan.groups()
@@ -125,7 +121,6 @@ class Matrix:
         cells = run.cells.items()
         self._measured = set(run.measured)
         self._skipped = {key for key, c in cells if c.skipped and c.program not in plan.peers}
-        self._profiled = {key for key, cell in cells if cell.profile}
         self._numbers = {
             key: number for kind in plan.kinds() for number, key in enumerate(plan.cells(*kind))
         }
@@ -194,7 +189,6 @@ class Matrix:
                 self.measuring = False
                 if self.interrupted:
                     return
-            yield from self._profiles()
         except (KeyboardInterrupt, DecodeAborted, InterruptedSample):
             self.measuring, self.interrupted = False, True
             return
@@ -213,25 +207,6 @@ class Matrix:
         size, prompt_class = kind
         text = repeat + number * self.plan.repeat
         return self._prompts.prompt(prompt_class, size + self.plan.contexts[-1], text)
-
-    def _profiles(self) -> Iterator[Line]:
-        """A profile of every prompt, for each way to process it, that has none yet."""
-        cells = [key for kind in self.plan.kinds() for key in self.plan.cells(*kind)]
-        first = dict[Key, Key]()
-        for key in cells:
-            if key.build in self._profilers:
-                first.setdefault(key.way, key)
-        for key in first.values():
-            if self.interrupted or key in self._skipped or key in self._profiled:
-                continue
-            prompt = self._prompt(key.kind, 0)
-            if isinstance(prompt, ImageText):
-                continue  # its nodes are not timed
-            self.measuring = True
-            self.on_event(MatrixEvent("start", key, 0))
-            profile = self._profilers[key.build](self._cell_settings(key), prompt)
-            self.measuring = False
-            yield Profiled(**self._of_cell(key), profile=profile)
 
     def to_do(self, repeat: int, keys: Sequence[Key]) -> list[Key]:
         """The cells of a group that are still to be measured, in the order of their turns."""

@@ -46,7 +46,6 @@ MATRIX = [
     (["--image", "nowhere.png"], "the image nowhere.png cannot be read: No such file"),
     (["--mmproj", "mm.gguf"], "--mmproj is the encoder of --image; give an image"),
     (["--image", "nowhere.png", "--mmproj", "none"], "--mmproj none leaves out"),
-    (["--image", "nowhere.png", "--profile"], "--profile times prompts of text"),
     (["--classes", "image"], "prompts of the class 'image' need an image"),
     (["--output", "."], "cannot write .: Is a directory"),
     (["--output", "no/such/folder/m.jsonl"], "cannot write no/such/folder/m.jsonl"),

@@ -13,16 +13,13 @@ import pyllama_mtp
 from pyllama_mtp import Generation, Model
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.contextoptions import Cost
 from pyllama_mtp.llama.native import Library
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
-from pyllama_mtp.measure.profile import WARM_UP_TOKENS, cell_profiles, made_profile
 from pyllama_mtp.measure.records import Build, Records, Run, accelerators
 from pyllama_mtp.measure.request import MatrixRequest
 from pyllama_mtp.measure.run import make_header
-from pyllama_mtp.measure.runner import Runner
-from pyllama_mtp.measure.sample import Profile
+from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
 from pyllama_mtp.measure.schedule import TURN_TOKENS, Matrix
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
@@ -39,14 +36,12 @@ def make(
     plan: Plan = PLAN,
     runner: Runner | None = None,
     run: Run | None = None,
-    profiler: Any = None,
     **changes: Any,
 ) -> Matrix:
     runners = dict.fromkeys(plan.libraries, runner or Runner(model))
-    profilers = {"": profiler} if profiler else {}
     request = MatrixRequest(**changes)
     settings = changes.get("settings", SETTINGS)
-    return Matrix(model, request, plan, settings, run or Run(HEADER), runners, profilers)
+    return Matrix(model, request, plan, settings, run or Run(HEADER), runners)
 
 
 def collect(model: Model, matrix: Matrix) -> Records:
@@ -299,34 +294,3 @@ def test_the_backend_is_what_computes() -> None:
     assert len(accelerators(library, -1)) == 2
     assert Build.of(library, 0).backend == "CPU"
     assert accelerators(library, 0) == []
-
-
-def test_a_prompt_is_profiled_once_for_each_way_to_process_it(demo: Model) -> None:
-    """Profiles come last: one without MTP, one at the first depth, none that is there already."""
-    asked = []
-
-    def profiler(settings: Settings, prompt: list[int]) -> Profile:
-        asked.append((len(prompt), settings.draft_n_max, settings.prompt_sync))
-        return made_profile(len(prompt), 1.0, [Cost("ADD", "l_out", 1, 2.0)])
-
-    plan = msgspec.structs.replace(PLAN, axes={"prompt_sync": ("full", "kv")}, repeat=1)
-    found = collect(demo, make(demo, plan, profiler=profiler))
-    ways = [(0, "auto"), (2, "full"), (2, "kv")]
-    assert asked == [(size, *way) for size in (20, 40) for way in ways]
-    profiled = [cell for cell in found.cells if cell.profile]
-    found_ways = [(c.n_prompt, c.n_max) for c in profiled]
-    assert found_ways == [(size, depth) for size in (20, 40) for depth in (0, 2, 2)]
-    assert profiled[0].profile.sum_s == 2.0 and profiled[0].samples
-    shown = cell_profiles(found.cells)
-    assert "a prompt of 40 tokens goes (text):" in shown and "| MTP 2, sync kv: % |" in shown
-    assert [*make(demo, plan, profiler=profiler, run=found.runs["r"]).run()] == []
-
-
-def test_an_interrupted_profile_ends_the_run(demo: Model) -> None:
-    def interrupted(settings: Settings, prompt: list[int]) -> Profile:
-        raise KeyboardInterrupt
-
-    matrix = make(demo, profiler=interrupted)
-    cells = collect(demo, matrix).cells
-    assert matrix.interrupted and not matrix.measuring
-    assert len(cells) == 6 and not any(cell.profile for cell in cells)

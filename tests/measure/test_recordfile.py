@@ -57,7 +57,8 @@ def test_samples_become_cells(path: Path) -> None:
         records.sample(0, decode_tps=5.0),
         records.sample(0, 0),
         records.skipped(3),
-        records.dropped(),
+        records.older("dropped", budget_s=60.0, groups=[{"n_prompt": 10, "repeat": 2}]),
+        records.older("profile", cell=records.cell(), settings={}, profile={"n_prompt": 10}),
     )
     plain, mtp, left_out = read_cells(path)
     assert mtp.mean_acceptance_length == 2 and b"tokens_per_round" not in path.read_bytes()
