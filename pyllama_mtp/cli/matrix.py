@@ -30,27 +30,14 @@ examples:
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli import (
-    FAILED,
-    PROGRAM,
-    SIGNALS,
-    ended_by,
-    note_signal,
-    on_signal,
-    options,
-    parsing,
-    progress,
-)
+from pyllama_mtp.cli import FAILED, PROGRAM, ended_by, options, parsing, progress
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import read_text
 from pyllama_mtp.measure.plan import (
@@ -70,7 +57,7 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.images import Picture
     from pyllama_mtp.measure.records import Records
     from pyllama_mtp.measure.request import MatrixRequest
-    from pyllama_mtp.measure.schedule import Matrix, MatrixEvent
+    from pyllama_mtp.measure.schedule import Matrix
 
 #: The demo model's samples are short, so their noise is large and repeats cost little.
 DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
@@ -400,16 +387,10 @@ def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) ->
 
     native.load(request.libraries[0] or None)
     with options.open_model(args, mtp=request.mtp, without="--depths 0") as model:
-
-        @contextmanager
-        def watch(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
-            with progress.matrix(matrix) as on_event, finished_samples_first(matrix):
-                yield on_event
-
-        matrix = run_matrix(model, request, found, watch, say)
-        _say_what_was_dropped(matrix, request)
+        matrix = run_matrix(model, request, found, progress.matrix, say)
     if matrix.interrupted:
         raise KeyboardInterrupt
+    _say_what_was_dropped(matrix, request)
 
 
 def say(text: str) -> None:
@@ -442,7 +423,7 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
 
 def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
     """Tell the user how much the time budget left out."""
-    if not matrix.dropped or request.budget_s is None:
+    if request.budget_s is None or not matrix.n_to_do:
         return
     # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
     resumes = request.output and not matrix.plan.stop_at_end
@@ -451,27 +432,3 @@ def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
         f"{matrix.plan.n_samples} samples; {'--resume with more time' if resumes else 'more time'} "
         "measures them"
     )
-
-
-@contextmanager
-def finished_samples_first(matrix: Matrix) -> Iterator[None]:
-    """Let a signal that ends the command cut a sample short, but not the writing of a finished one.
-    Processes that were started are ended after it."""
-    usual = {number: signal.getsignal(number) for number in SIGNALS}
-    # Ignored signals and other handlers stay.
-    known = (on_signal, signal.default_int_handler, signal.SIG_DFL)
-    ours = [number for number, handler in usual.items() if handler in known]
-
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        if matrix.measuring:
-            on_signal(number, frame)
-        note_signal(number)
-        matrix.interrupted = True
-
-    for number in ours:
-        signal.signal(number, on_interrupt)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, usual[number])

@@ -138,7 +138,7 @@ def run_matrix(
     `say` is called with messages for the user.
 
     Returns:
-        the matrix: whether it was interrupted, and what it left out.
+        the matrix: whether it was interrupted, and how much is left to do.
 
     Raises:
         UsageError: settings that the library or the model cannot do, or a run that cannot go on.
@@ -173,9 +173,12 @@ def run_matrix(
             writer = stack.enter_context(Writer(request.output, new, request.advice))
             keep.insert(0, writer.write)
         matrix.on_event = stack.enter_context(watch(matrix))
-        for record in matrix.run():
-            for take in keep:
-                take(record)
+        try:
+            for record in matrix.run():
+                for take in keep:
+                    take(record)
+        except KeyboardInterrupt:  # while a record was written
+            matrix.interrupted = True
     matrix.remove_contexts()
     return matrix
 

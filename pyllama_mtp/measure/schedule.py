@@ -13,8 +13,7 @@ import glob
 import math
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -102,12 +101,8 @@ class Matrix:
         self.plan = plan
         #: Called at every step; must not raise.
         self.on_event: Callable[[MatrixEvent], None] = lambda event: None
-        #: True once the run is interrupted, here or by the caller; it then ends.
+        #: True once the run was interrupted.
         self.interrupted = False
-        #: True while a KeyboardInterrupt loses only samples that are not finished.
-        self.measuring = False
-        #: Groups that the time budget left out, or of which it left out the longest contexts.
-        self.dropped: list[tuple[int, tuple[Key, ...]]] = []
         self._end = math.inf
         self._model, self._request, self._settings, self._run = model, request, settings, run.id
         self._kept = f"{request.output}.{run.id}" if request.output else ""
@@ -176,26 +171,11 @@ class Matrix:
         try:
             for repeat, keys in self._groups:
                 if self._is_late(repeat):
-                    break
-                if not self.to_do(repeat, keys):
-                    continue
-                with closing(self._measure_group(repeat, keys)) as records:
-                    for record in records:
-                        self.measuring = False
-                        yield record
-                        if self.interrupted:
-                            return
-                        self.measuring = True
-                self.measuring = False
-                if self.interrupted:
                     return
+                if self.to_do(repeat, keys):
+                    yield from self._measure_group(repeat, keys)
         except (KeyboardInterrupt, DecodeAborted, InterruptedSample):
-            self.measuring, self.interrupted = False, True
-            return
-        finally:
-            self.measuring = False
-        if self._end < math.inf and not self.interrupted:
-            self.dropped = [group for group in self._groups if self.to_do(*group)]
+            self.interrupted = True
 
     def _is_late(self, repeat: int) -> bool:
         """Whether the budget is spent, and something was measured for it."""
@@ -221,9 +201,8 @@ class Matrix:
 
     # -- measuring a group -------------------------------------------------------------------------
 
-    def _measure_group(self, repeat: int, keys: Sequence[Key]) -> Generator[Line, None, None]:
+    def _measure_group(self, repeat: int, keys: Sequence[Key]) -> Iterator[Line]:
         """Every cell that is still to be measured, as many at once as memory holds."""
-        self.measuring = True
         waiting = self.to_do(repeat, keys)
         n_sequences = max(key.n_sequences for key in waiting)
         prompts = [self._prompt(keys[0].kind, repeat, number) for number in range(n_sequences)]
