@@ -173,13 +173,9 @@ def run_matrix(
             writer = stack.enter_context(Writer(request.output, new, request.advice))
             keep.insert(0, writer.write)
         matrix.on_event = stack.enter_context(watch(matrix))
-        try:
-            for record in matrix.run():
-                for take in keep:
-                    take(record)
-        except KeyboardInterrupt:  # while a record was written
-            matrix.interrupted = True
-    matrix.remove_contexts()
+        for record in matrix.run():
+            for take in keep:
+                take(record)
     return matrix
 
 

@@ -9,22 +9,19 @@ library has a process of its own, which waits at a pipe between two requests and
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import os
 import signal
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from pyllama_mtp import errors, promptfile
+from pyllama_mtp import errors
 from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.llama.native import CPU_SWITCHES
@@ -44,12 +41,6 @@ if TYPE_CHECKING:
 
 #: Tokens that a warm-up generates.
 WARM_UP_TOKENS = 8
-#: A filled context is kept in a file if the last part of it took so many seconds.
-LONG_FILLING_S = 120.0
-#: The end of the names of these files.
-KEPT = ".context"
-
-log = logging.getLogger("pyllama_mtp")
 
 
 class InterruptedSample(Exception):
@@ -69,8 +60,6 @@ class Task:
             are no part of the sample.
         filled: settings of the session that these tokens are filled into, for this task and those
             after it; see :func:`filling`.
-        kept: how files begin in which these sessions are kept until the run is complete; "": no
-            files.
         stop_at_end: see :class:`.Plan`.
     """
 
@@ -81,7 +70,6 @@ class Task:
     warm_up: int
     n_context: int = 0
     filled: Settings | None = None
-    kept: str = ""
     stop_at_end: bool = False
 
 
@@ -215,21 +203,10 @@ class Runner:
         self._copy = None
         (prompt,) = task.prompts
         assert isinstance(prompt, list)
-        file = Path(f"{task.kept}.{zlib.crc32(way.encode()):08x}{KEPT}") if task.kept else None
         if way not in self._filled:
             self._filled[way] = Session(self._model, task.filled)
-            with suppress(PyllamaMtpError):  # a file that is not there, or cannot be used
-                if file:
-                    self._filled[way].restore(file)
-        began = time.monotonic()
         self._filled[way].process(prompt[: task.n_context + 1])  # which leaves the last token
-        took_s = time.monotonic() - began
         copy = self._filled[way].copy()
-        if file and took_s >= LONG_FILLING_S:
-            try:
-                promptfile.write(file, copy)
-            except PyllamaMtpError as error:
-                log.warning("%s: --resume would fill the context anew", error)
         self._copy = way, task.n_context, copy
         return copy
 

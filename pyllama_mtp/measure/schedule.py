@@ -9,13 +9,11 @@ stay. Other programs get the same text before or after, one at a time.
 from __future__ import annotations
 
 import dataclasses
-import glob
 import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
@@ -34,7 +32,7 @@ from pyllama_mtp.measure.records import (
     now,
 )
 from pyllama_mtp.measure.request import MatrixRequest, without_folders
-from pyllama_mtp.measure.runner import KEPT, InterruptedSample, SideBySide, Task, filling
+from pyllama_mtp.measure.runner import InterruptedSample, SideBySide, Task, filling
 from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Settings
 
@@ -105,7 +103,6 @@ class Matrix:
         self.interrupted = False
         self._end = math.inf
         self._model, self._request, self._settings, self._run = model, request, settings, run.id
-        self._kept = f"{request.output}.{run.id}" if request.output else ""
         self._runners = runners
         texts = None if request.text is None else [request.text]
         self._prompts = Prompts(model, texts, request.questions, imaging)
@@ -150,13 +147,6 @@ class Matrix:
                         f"a context of {longest:,} tokens cannot be filled: {error}; use shorter "
                         "ones (--at), a smaller cache type (q8_0, q4_0) or fewer axes"
                     ) from None
-
-    def remove_contexts(self) -> None:
-        """Remove the files of filled contexts, once nothing is left to be measured."""
-        if self._kept and not self.n_to_do:
-            path = Path(self._kept)
-            for file in path.parent.glob(f"{glob.escape(path.name)}.*{KEPT}"):
-                file.unlink(missing_ok=True)
 
     # -- order -------------------------------------------------------------------------------------
 
@@ -241,7 +231,6 @@ class Matrix:
                 *(settings, self._request.sampling, own, key.max_tokens, warm_up),
                 n_context=at,
                 filled=self._filling(self.plan.filler(key)) if at else None,
-                kept=self._kept,
                 stop_at_end=self.plan.stop_at_end,
             )
             self.on_event(MatrixEvent("start", key, repeat))

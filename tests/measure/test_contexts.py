@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import Generation, Model, Session
+from pyllama_mtp import Generation, Model
 from pyllama_mtp.bench import matrix
-from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.compare import compare
 from pyllama_mtp.measure.page import curves
 from pyllama_mtp.measure.plan import Plan
@@ -163,37 +163,6 @@ def test_matrix_at(watched: Watched, cli: Cli) -> None:
     cells = read_cells("matrix.jsonl")
     assert [(c.n_context, c.n_max) for c in cells] == [(256, 0), (256, 2), (512, 0), (512, 2)]
     assert [record["n_context"] for record in records(cells)] == [256, 256, 512, 512]
-
-
-def test_a_long_filling_is_kept_until_the_run_is_complete(
-    watched: Watched, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pyllama_mtp.measure.runner.LONG_FILLING_S", 0)
-    here, repeat = Path(), ("--repeat", "1")
-    watched.script[5] = interrupt  # the second length
-    result = cli(*AT, *repeat)
-    assert result.code == 130
-    assert len([*here.glob("matrix.jsonl.*.context")]) == 1
-    watched.log.clear()
-    n_cached = list[int]()
-    process = Session.process
-
-    def counted(session: Session, prompt: Any, **options: Any) -> Any:
-        telemetry = process(session, prompt, **options)
-        n_cached.append(telemetry.n_cached)
-        return telemetry
-
-    monkeypatch.setattr(Session, "process", counted)
-    result = cli(*AT, *repeat, "--resume")
-    assert result.code == 0 and n_cached[-1] == 512, "the context was filled up to there"
-    assert not [*here.glob("*.context")]
-    monkeypatch.setattr("pyllama_mtp.promptfile.write", full_disk)
-    result = cli(*AT, *repeat, "--output", "new.jsonl")
-    assert result.code == 0
-
-
-def full_disk(path: object, prompt: object) -> None:
-    raise DiskFullError(f"no space for {path}")
 
 
 @pytest.mark.usefixtures("folder")
