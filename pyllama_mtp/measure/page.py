@@ -87,11 +87,10 @@ def along(cells: Iterable[Cell]) -> str:
 def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
     """The curves of a plot, without MTP first, then by depth, the adaptive depth last.
 
-    A speed is the median of the samples, with the lowest and the highest as bounds; by CPU time
-    where ratios are (:func:`.paired_ratios`). A ratio to no MTP is the estimate from the paired
-    ratios, with its interval (see :class:`.Ratio`). Acceptance is accepted / drafted: at each
-    position, totals over all samples and sizes, see :func:`.shown_rates`; or, where there are
-    filled contexts, of all positions for each length.
+    A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
+    MTP is the estimate from the paired ratios, with its interval (see :class:`.Ratio`). Acceptance
+    is accepted / drafted: at each position, totals over all samples and sizes, see
+    :func:`.shown_rates`; or, where there are filled contexts, of all positions for each length.
     """
     shown = [cell for cell in figures.latest(cells) if cell.samples]
     by_context, place = along(shown) == "n_context", attrgetter(along(shown))
@@ -133,13 +132,8 @@ def _points(
         elif kind.endswith("-ratio"):
             if ratio := figures.ratio_to_plain(cell, cells, figure):
                 yield Point(place, ratio.value, ratio.low, ratio.high)
-        elif spread := cell.spread(figure, by_cpu(cells)):
+        elif spread := cell.spread(figure):
             yield Point(place, *spread) if len(cell.samples) > 1 else Point(place, spread[0])
-
-
-def by_cpu(cells: Iterable[Cell]) -> bool:
-    """Whether plots of these cells count CPU time: then speeds and ratios agree."""
-    return all(figures.by_cpu_time(cell) for cell in cells if cell.samples)
 
 
 def why_nothing(cells: Sequence[Cell], kind: Kind) -> str:
@@ -204,7 +198,7 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind) -> None:
     step = 1 if kind == "models" else -(-len(places) // 12)
     axes.set_xticks([*range(len(places))][::step], names[::step])
     axes.set_xlabel(where)
-    _scale_y(axes, shown, kind, by_cpu(cells))
+    _scale_y(axes, shown, kind)
     axes.set_title("\n".join([*_caption(cells, kind)]), loc="left", fontsize="medium")
     columns = max(1, min(6, len(shown), 90 // (max(len(one.label) for one in shown) + 8)))
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=columns, frameon=False)
@@ -258,7 +252,7 @@ def _value(point: Point, kind: Kind) -> str:
     return speed_words(point.y) if point.low else f"~{float(f'{point.y:.2g}'):,g}"
 
 
-def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind, cpu: bool) -> None:
+def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind) -> None:
     """From 0, or logarithmic where speeds differ much."""
     points = [point for curve in drawn for point in curve.points]
     ratio, speed = kind.endswith("-ratio"), kind in ("prefill", "decode", "models")
@@ -274,7 +268,7 @@ def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind, cpu: bool) -> None:
     if ratio:
         axes.axhline(1.0, color="gray", linewidth=1.2, linestyle="--")
     words = "speed / that of no MTP" if ratio else "accepted / drafted"
-    axes.set_ylabel(f"tokens per second{' of CPU time' * cpu}" if speed else words)
+    axes.set_ylabel("tokens per second" if speed else words)
 
 
 def _caption(cells: Sequence[Cell], kind: Kind) -> Iterator[str]:

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -83,7 +82,6 @@ class _Run:
     ended: bool = False
     read_s: float = 0.0
     waited_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
-    cpu_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
 
     def __post_init__(self) -> None:
         self.pieces = iter(self.generation)
@@ -105,13 +103,10 @@ class _Run:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Add this block's CPU time of this thread, and all threads' waiting for a core, to those
-        of prefill or decode."""
-        phase = "decode" if self.n_tokens else "prefill"
-        waited, cpu = waited_for_core(), time.thread_time()
+        """Add all threads' waiting for a core in this block to that of prefill or decode."""
+        phase, before = "decode" if self.n_tokens else "prefill", waited_for_core()
         yield
-        self.cpu_s[phase] += time.thread_time() - cpu
-        self.waited_s[phase] += waited_for_core() - waited
+        self.waited_s[phase] += waited_for_core() - before
 
 
 class SideBySide(Protocol):
@@ -252,7 +247,7 @@ class Runner:
             raise InterruptedSample
         telemetry = run.generation.telemetry
         sample = Sample.from_telemetry(telemetry)
-        sample.waited_s, sample.cpu_s = run.waited_s, run.cpu_s
+        sample.waited_s = run.waited_s
         sample.prefill_s += run.read_s
         sample.elapsed_s += run.read_s + sample.encode_s
         if telemetry.n_cached < run.n_context:

@@ -24,8 +24,6 @@ class Sample(Struct, omit_defaults=True):
             in which the rows of images were processed.
         prompt_sync: how the prompt was synced: "kv" or "full".
         waited_s: seconds that all threads together waited for a core, in "prefill" and "decode".
-        cpu_s: CPU seconds of the thread that drives the model, in "prefill" and "decode"; with one
-            thread on a CPU there is no other.
         looked_up: counts of n-gram drafts.
         n_image_tokens: of the prompt, rows of images; encode_s: seconds in which these were
             encoded, which `prefill_s` does not contain, but `elapsed_s` does. Other programs count
@@ -46,7 +44,6 @@ class Sample(Struct, omit_defaults=True):
     time_s: dict[str, float] = {}
     prompt_sync: str = ""
     waited_s: dict[str, float] = {}
-    cpu_s: dict[str, float] = {}
     looked_up: dict[str, int] = {}
     n_image_tokens: int = 0
     encode_s: float = 0.0
@@ -66,6 +63,6 @@ class Sample(Struct, omit_defaults=True):
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
         """The driver's telemetry, as far as a sample keeps it."""
-        apart = ("waited_s", "cpu_s", "mean_acceptance_length")
+        apart = ("waited_s", "mean_acceptance_length")
         names = [name for name in cls.__struct_fields__ if name not in apart]
         return cls(**{name: copy(getattr(telemetry, name)) for name in names})

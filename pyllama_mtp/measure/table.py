@@ -19,7 +19,6 @@ from pyllama_mtp.measure.figures import (
     Labels,
     averaged,
     base_of,
-    by_cpu_time,
     imposed_words,
     machine_words,
     mode_words,
@@ -401,8 +400,6 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
         everywhere = any(cell.samples for cell in cells) and all(cell.n_max for cell in cells)
         return ["there are no ratios: no MTP (depth 0) was not measured"] if everywhere else []
     note = "vs no-MTP: of the same repeats"
-    if all(by_cpu_time(cell) for cell in cells if cell.program == OURS):
-        note += ", by the CPU time of the one thread"
     if any(ratio.low is None for ratio in worst.values()):
         return [f"{note}; ~: one sample says nothing of the noise"]
     widest = [f"{one.low:.2f} to {one.high:.2f} ({name})" for name, one in worst.items()]

@@ -85,8 +85,6 @@ def test_matrix_measures_every_cell(
         assert cell.prefill_tps and cell.decode_tps and cell.elapsed_s
         assert len(cell.drafted) == len(cell.accepted) == cell.n_max
         assert cell.settings["draft_n_max"] == cell.n_max and cell.memory["weights"] > 0
-        for sample in cell.samples:
-            assert 0 < sum(sample.cpu_s.values()) <= 1.05 * sample.elapsed_s + 0.02
         if cell.n_max:
             assert cell.drafted[0] > 0 and cell.accepted[0] <= cell.drafted[0]
     assert f"{variant} build of llama.cpp" in done.stdout.decode()

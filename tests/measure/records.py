@@ -18,7 +18,6 @@ FIGURES: dict[str, Any] = {
     "mean_acceptance_length": 2.0,
     "time_s": {"draft": 0.5},
     "waited_s": {"prefill": 0.0, "decode": 0.25},
-    "cpu_s": {"prefill": 0.5, "decode": 0.75},
 }
 
 

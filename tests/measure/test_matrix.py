@@ -150,7 +150,7 @@ def test_cells_hold_what_was_measured(demo: Model) -> None:
         assert sample.prefill_tps == pytest.approx(20 / sample.prefill_s)
         assert 0 < sample.decode_s < sample.elapsed_s
         assert 1 + sample.rounds + sum(sample.accepted) == sample.n_generated
-        assert set(sample.waited_s) == set(sample.cpu_s) == {"prefill", "decode"}
+        assert set(sample.waited_s) == {"prefill", "decode"}
     assert len(cell.drafted) == len(cell.accepted) == 3
     assert cell.memory["weights"] > 0 and cell.memory["target_context"] > 0
     assert cell.settings["draft_n_max"] == 3 and cell.settings["sampling"]["temperature"] == 0

@@ -151,16 +151,3 @@ def test_one_sample_has_no_bounds_and_two_digits(kind: Kind, words: str) -> None
     assert words in {text.get_text() for text in axes.texts}
     assert all(point.low is None for curve in curves(once, kind) for point in curve.points)
     assert not any(getattr(bar, "errorbar", None) for bar in bars(axes))
-
-
-def test_speeds_and_ratios_are_by_one_clock() -> None:
-    """One thread, which waited for half of the time with MTP: by CPU time it is the faster."""
-    cells = [make_cell(n, settings={"n_threads": 1}, decode=(30, 30, 30)) for n in (0, 3)]
-    for cell in cells:
-        for sample in cell.samples:
-            spent = sample.decode_s / (2 if cell.n_max else 1)
-            sample.cpu_s = {"prefill": sample.prefill_s, "decode": spent}
-    (plain, mtp), (ratio,) = curves(cells, "decode"), curves(cells, "decode-ratio")
-    assert mtp.points[0].y / plain.points[0].y == pytest.approx(2) == ratio.points[0].y
-    assert drawn(cells, "decode").get_ylabel() == "tokens per second of CPU time"
-    assert drawn([make_cell(0)], "decode").get_ylabel() == "tokens per second"
