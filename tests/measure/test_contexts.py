@@ -208,21 +208,6 @@ def test_a_plot_goes_along_the_contexts() -> None:
     (ratio,) = curves(cells, "decode-ratio")
     assert [(p.x, round(p.y, 9)) for p in ratio.points] == [(1024, 1.5), (16384, 3.0)]
     assert [p.x for p in curves(cells[2:], "decode-ratio")[0].points] == [1024]
-    shorter = [made_cell(0, cells[0].samples, n_prompt=64, axes={"n_context": 1024})]
-    names = {one.label for one in curves(cells + shorter, "decode")}
-    assert names == {"no-MTP, prompt 512", "MTP 3, prompt 512", "no-MTP, prompt 64"}
-
-
-def test_acceptance_along_the_contexts_is_that_of_all_positions() -> None:
-    counts = {4096: ([30, 20, 10], [25, 15, 5]), 1024: ([40, 40, 40], [30, 20, 10]), 0: ([9], [9])}
-    cells = [
-        made_cell(3, [made_sample(512, 64, 9, 9, drafted=tried, accepted=held)], axes=axes)
-        for axes, (tried, held) in zip(
-            ({"n_context": n} for n in counts), counts.values(), strict=True
-        )
-    ]
-    (rates,) = curves(cells, "acceptance")
-    assert [(p.x, p.y) for p in rates.points] == [(1024, 0.5), (4096, 0.75)], "9 are too few"
 
 
 def test_each_length_is_compared_with_itself() -> None:

@@ -77,17 +77,6 @@ def test_models_and_machines_have_sections_of_their_own(tmp_path: Path) -> None:
     assert "<b>n" not in text and "&lt;b&gt;n" in text and "Other &amp; &lt;Sons&gt;" in text
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_what_has_no_plot_says_why(tmp_path: Path) -> None:
-    for cells, n_plots, why in (
-        ([make_cell(3, prefill=[], decode=[], skipped="long")], 0, "speed: no cell has samples."),
-        ([make_cell(2), make_cell(3)], 3, "MTP: no cell with MTP has one without beside it."),
-        ([make_cell(0)], 2, "position: no depth has 20 drafts of an MTP head."),
-    ):
-        write_report(cells, tmp_path)
-        assert why in page(tmp_path) and page(tmp_path).count("<img") == n_plots
-
-
 def test_bad_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, good = tmp_path / "empty.jsonl", MEASURED
     empty.touch()
@@ -136,12 +125,6 @@ def test_a_chart_over_models_has_bars_of_every_model() -> None:
         **{"no-MTP": 2, "MTP 2": 1, "MTP 3": 2, "MTP 4": 1}
     }
     assert [p.x for p in curves(cells, "models")[2].points] == [0, 1]
-
-
-def test_figures_that_differ_much_have_a_logarithmic_axis() -> None:
-    cells = [make_cell(0), make_cell(0, 1024, prefill=[3000.0] * 3)]
-    assert drawn(cells, "prefill").get_yscale() == "log"
-    assert drawn(cells, "decode").get_yscale() == "linear"
 
 
 @pytest.mark.parametrize(("kind", "words"), [("decode", "~68"), ("decode-ratio", "~1.7x")])
