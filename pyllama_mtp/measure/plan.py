@@ -143,12 +143,6 @@ class Key(Struct, frozen=True):
         axes = {name: value for name, value in self.axes.items() if name in PLAIN_AXES}
         return replace(self, n_max=0, adaptive=False, axes=axes)
 
-    @property
-    def way(self) -> Key:
-        """What the cells have in common that process a text in the same way."""
-        axes = {name: value for name, value in self.axes.items() if name != "n_context"}
-        return replace(self, n_max=min(self.n_max, 1), adaptive=False, axes=axes)
-
     def axis(self, name: str) -> str:
         """The value on an axis in words; "" where the axis does not matter. A switch that is not
         among the axes has its default."""

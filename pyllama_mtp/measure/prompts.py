@@ -93,7 +93,7 @@ class Workload:
     """Cuts prompts out of one long, endless stream of tokens.
 
     Repeat r of an n-token prompt follows repeat r - 1 in the stream, so that texts overlap only
-    where there is too little text; no two repeats begin at the same token.
+    where there is too little text: then the stream begins anew.
 
     Args:
         model: tokenizes the text.
@@ -118,24 +118,11 @@ class Workload:
             raise UsageError(
                 f"a prompt of {n_tokens} tokens is too short; give at least {around + 1}"
             )
-        start = self._start(n_text, repeat)
+        start = repeat * n_text
         self._fill(start + n_text)
         size = len(self._tokens)
         text = [self._tokens[(start + i) % size] for i in range(n_text)]
         return self._prefix + text
-
-    def _start(self, n_text: int, repeat: int) -> int:
-        """The place in the stream at which a repeat begins."""
-        taken: set[int] = set()
-        start = 0
-        for number in range(repeat + 1):
-            start = number * n_text
-            self._fill(start + n_text)
-            size = len(self._tokens)
-            while start % size in taken and len(taken) < size:
-                start += 1
-            taken.add(start % size)
-        return start
 
     def _fill(self, n_tokens: int) -> None:
         """Tokenize documents until there are `n_tokens`, or no more text."""

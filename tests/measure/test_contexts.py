@@ -37,18 +37,6 @@ def test_a_repeat_goes_on_from_length_to_length() -> None:
     assert orders[2] == [(at, depth) for at in (50, 100) for depth in (2, 3, 0)]
 
 
-def test_one_filling_is_for_all_depths_that_process_a_text_alike() -> None:
-    caches = {"cache_type_k": ("f16", "q8_0"), "n_context": (100, 50)}
-    plan = Plan((24,), (0, 2, "auto"), 9, 2, {**caches, "ngram": (True, False)})
-    cells = plan.cells(24, "text")
-    ways = {(key.axes["cache_type_k"], key.depth): plan.filler(key).way for key in cells}
-    for cache in ("f16", "q8_0"):
-        assert ways[cache, 0] == ways[cache, 2] and ways[cache, 0].n_max == 1
-    assert ways["f16", 0] != ways["q8_0", 0]
-    plain = Plan((24,), (0,), 9, 2, caches)
-    assert {plain.filler(key).way.n_max for key in plain.cells(24, "text")} == {0}
-
-
 def test_other_programs_are_measured_at_every_length() -> None:
     plan = Plan((24,), (0, 2, "auto"), 9, 2, {"n_context": (100, 50)}, peers=("llama-server",))
     assert [(key.n_context, key.build, key.depth) for key in plan.groups()[0][1]] == [

@@ -62,15 +62,6 @@ def test_the_same_prompt_every_time(bytes_model: BytesModel) -> None:
     assert one.prompt(700, 1) == other.prompt(700, 1)
 
 
-@pytest.mark.parametrize("size", [5, 10, 15, 20])
-def test_too_little_text_is_repeated_but_never_alike(bytes_model: BytesModel, size: int) -> None:
-    """Ten bytes of text: sizes that divide it would give every repeat the same prompt."""
-    workload = Workload(bytes_model(), ["abcdefghij"])
-    prompts = [workload.prompt(size, repeat) for repeat in range(4)]
-    assert [len(prompt) for prompt in prompts] == [size] * 4
-    assert len({tuple(prompt) for prompt in prompts}) == 4
-
-
 def test_no_text_at_all(bytes_model: BytesModel) -> None:
     with pytest.raises(UsageError, match="--prompt-file"):
         Workload(bytes_model(), []).prompt(5)
