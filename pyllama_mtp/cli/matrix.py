@@ -101,15 +101,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parsing.add_whole(
         group,
-        "--prompt-step",
-        default=0,
-        least=0,
-        metavar="TOKENS",
-        help="process prompts by turns, too, in steps of so many tokens (a multiple of "
-        "--n-ubatch), to see small differences of prefill speed; 0: one prompt after the other",
-    )
-    parsing.add_whole(
-        group,
         "-n",
         "--max-tokens",
         help=f"tokens generated per sample (default: {MAX_TOKENS})",
@@ -303,7 +294,6 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
         libraries=args.variants or ("" if args.lib is None else args.lib,),
         peers=args.peers,
         placement=options.placement(args),
-        prompt_step=args.prompt_step,
         text=None if args.prompt_file is None else read_text(args.prompt_file),
         text_name=args.prompt_file or "",
         picture=_picture(args),

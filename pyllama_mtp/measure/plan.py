@@ -170,7 +170,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         classes: kinds of prompts: "text", "code", "factual", "thinking", "instruction"; "image":
             text after the image.
         libraries, peers: this project's libraries and other programs; names in `builds`.
-        prompt_step: prompts were processed by turns of so many tokens; 0: one after the other.
         prompts: where the text of the prompts came from.
         image: of the class "image", whose prompts begin with it; its tokens are among their size.
         auto_most: most drafts of the depth "auto".
@@ -184,7 +183,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     classes: tuple[str, ...] = ("text",)
     libraries: tuple[str, ...] = ("",)
     peers: tuple[str, ...] = ()
-    prompt_step: int = 0
     prompts: str = ""
     stop_at_end: bool = False
     repeats: dict[str, int] = {}
@@ -211,8 +209,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
             raise UsageError("other programs are measured with one sequence; leave n_sequences out")
         if "n_context" in self.axes:
             self._check_contexts()
-        if self.prompt_step and "n_sequences" in self.axes:
-            raise UsageError("prompts of several sequences have no steps; leave one of them out")
         if (self.image is not None) != (IMAGE in self.classes):
             raise UsageError(
                 "prompts of the class 'image' need an image (--image FILE), and an image needs "

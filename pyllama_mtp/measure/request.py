@@ -90,7 +90,6 @@ class MatrixRequest:
     libraries: tuple[str, ...] = ("",)
     peers: tuple[str, ...] = ()
     placement: Mapping[str, Any] = field(default_factory=dict)
-    prompt_step: int = 0
     stop_at_end: bool = False
     repeats: Mapping[str, int] = field(default_factory=dict)
     text: str | None = None
@@ -170,7 +169,6 @@ class MatrixRequest:
             classes,
             tuple(map(_label, self.libraries)),
             self.peers,
-            self.prompt_step,
             self.prompts or source_of_prompts(self.text_name, self.text),
             self.stop_at_end,
             dict(self.repeats),

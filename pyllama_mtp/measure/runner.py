@@ -80,7 +80,6 @@ class _Run:
     n_context: int = 0
     pieces: Iterator[Any] = field(init=False)
     ended: bool = False
-    read_s: float = 0.0
     waited_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
 
     def __post_init__(self) -> None:
@@ -119,9 +118,6 @@ class SideBySide(Protocol):
     def check(
         self, settings: Settings, n_sequences: int = 1, filled: Settings | None = None
     ) -> None:
-        return
-
-    def read(self, number: int, end: int) -> None:
         return
 
     def drop(self) -> None:
@@ -212,20 +208,6 @@ class Runner:
             raise UsageError("no encoder for prompts with an image")
         return self._imaging.encode(prompt)
 
-    def read(self, number: int, end: int) -> None:
-        """Process the prompt of a single sequence up to its token `end`, which is not the last; an
-        image only as a whole."""
-        run, self._copy = self._runs[number], None
-        part: list[int] | ImagePrompt | None
-        if isinstance(run.prompt, ImagePrompt):
-            part = beginning(run.prompt, end + 1)
-        else:
-            part = run.prompt[: end + 1]
-        if part is None:
-            return
-        with run.counting():  # process() leaves the last token: these are exactly `end`
-            run.read_s += run.session.process(part).prefill_s
-
     def advance(self, number: int, goal: int) -> int:
         """Generate until each sequence has `goal` tokens (1: the prefill), or a few more. Return
         how many there are. The last tokens come with the end of the generation."""
@@ -248,15 +230,12 @@ class Runner:
         telemetry = run.generation.telemetry
         sample = Sample.from_telemetry(telemetry)
         sample.waited_s = run.waited_s
-        sample.prefill_s += run.read_s
-        sample.elapsed_s += run.read_s + sample.encode_s
+        sample.elapsed_s += sample.encode_s
         if telemetry.n_cached < run.n_context:
             raise PyllamaMtpError(
                 f"only {telemetry.n_cached} of {run.n_context} tokens stayed in the context"
             )
         sample.n_prompt -= run.n_context
-        if run.read_s:
-            sample.prefill_tps = sample.n_prompt / sample.prefill_s
         memory = dict(run.session.memory())
         del self._runs[number]
         run.session.close()
@@ -399,7 +378,6 @@ class LibraryProcess:
 
     check = partialmethod(_ask, "check")
     begin = partialmethod(_ask, "begin")
-    read = partialmethod(_ask, "read")
     advance = partialmethod(_ask, "advance")
     finish = partialmethod(_ask, "finish")
 

@@ -247,28 +247,17 @@ class Matrix:
         return together, refused
 
     def _finish(self, keys: Sequence[Key], repeat: int) -> Iterator[Line]:
-        """Process the prompts one after the other, or by turns, then decode by turns; yield records
-        as generations end."""
-        if not keys:
-            return  # none of them can be measured
+        """Process the prompts one after the other, then decode by turns; yield records as
+        generations end."""
         last = ""
 
-        def runner(key: Key) -> SideBySide:
+        def turn(key: Key, goal: int) -> int:
             nonlocal last
             if key.build != last and len(self._runners) > 1:
                 time.sleep(SETTLE_S)
             last = key.build
-            return self._runners[last]
+            return self._runners[last].advance(self._numbers[key], goal)
 
-        def turn(key: Key, goal: int) -> int:
-            return runner(key).advance(self._numbers[key], goal)
-
-        at, size = keys[0].n_context, keys[0].n_prompt
-        step = self.plan.prompt_step or size or 1
-        for number, end in enumerate(range(at + step, at + size, step)):
-            first = number % len(keys)  # another cell in every step
-            for key in [*keys[first:], *keys[:first]]:
-                runner(key).read(self._numbers[key], end)
         tokens = {}
         for key in keys:
             tokens[key] = turn(key, 1)

@@ -55,7 +55,6 @@ MATRIX = [
         "--rows, --sync, --hidden and --draft-vocab need a depth above 0",
     ),
     (["--variants", "patched:small_batch=off,patched"], "is the first of --variants"),
-    (["--prompt-step", "64", "--axis", "n-sequences=2"], "several sequences have no steps"),
     (["--axis", "n_ctx=512"], "'n_ctx=512' is no NAME=VALUE,...; NAME: prompt_rows"),
     (["--axis", "p-min=0.1", "--axis", "p_min=0.2"], "--axis names one axis twice"),
     (["--axis", "p-min=0.1", "--depths", "0"], "as axes of drafting (p_min) do"),

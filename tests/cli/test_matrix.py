@@ -83,18 +83,6 @@ def test_settings_by_name_are_axes(watched: Watched, cli: Cli) -> None:
     assert any("cache type k q8_0, acceptance none" in line for line in result.err.splitlines())
 
 
-def test_prompts_by_turns(watched: Watched, cli: Cli) -> None:
-    """The first session changes from step to step."""
-    assert cli(*SMALL, "--repeat", "1", "-p", "64", "--prompt-step", "24").code == 0
-    steps = watched.of("process")
-    assert steps == [[0, 25], [2, 25], [2, 49], [0, 49]], "a prompt's last token is left"
-    for cell in read_cells("matrix.jsonl"):
-        (sample,) = cell.samples
-        assert cell.prefill_tps == pytest.approx(64 / sample.prefill_s)
-    header = next(iter(read_file("matrix.jsonl").runs.values())).header
-    assert header.plan.prompt_step == 24 and not header.plan.peers
-
-
 def test_json_and_markdown(watched: Watched, cli: Cli) -> None:
     options = ("-p", "24", "--repeat", "1", "--no-output")
     cells = json.loads(cli(*SMALL, *options, "--format", "json").out)

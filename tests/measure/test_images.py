@@ -112,16 +112,10 @@ def test_sizes_are_exact_with_text_that_is_cut_anywhere(demo: Model, imaging: Im
         prompts.prompt("image", imaging.n_around, 0)
 
 
-def test_prompts_by_steps_and_several_at_once(demo: Model, imaging: Imaging) -> None:
+def test_prompts_of_several_sequences(demo: Model, imaging: Imaging) -> None:
     prompt = Prompts(demo, imaging=imaging).prompt("image", 64, 0)
     assert isinstance(prompt, ImageText)
     runner = Runner(demo, imaging)
-    runner.begin(0, task(prompt))
-    for end in (5, 40, 60):  # the first is within the image
-        runner.read(0, end)
-    runner.advance(0, 1)
-    by_steps = runner.finish(0)[0]
-    assert (by_steps.n_prompt, by_steps.n_image_tokens) == (64, 15)
     runner.check(SETTINGS, 2)
     runner.begin(1, replace(task(prompt), prompts=[prompt, prompt]))
     runner.advance(1, 1)

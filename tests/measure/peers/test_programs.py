@@ -45,7 +45,6 @@ def measured(name: str, task: Task = TASK, n_gpu_layers: int = 0) -> Sample:
     runner = PeerRunner(name, None, "m.gguf", n_gpu_layers)
     runner.check(task.settings)
     runner.begin(4, task)
-    runner.read(4, 50)
     assert runner.advance(4, 1) == task.max_tokens
     return runner.finish(4)[0]
 
