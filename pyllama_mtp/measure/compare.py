@@ -143,9 +143,8 @@ def compare(
 
     A line is slower if its ratio is at or past the threshold, and its whole interval below 1. So a
     comparison of a build with itself finds a change at most once in 20 times, however many cells
-    there are; ``tests/report/test_compare_rates.py`` checks that, and how surely a change of 5 % is
-    found, on simulated noise. Choose a threshold well below the changes to be found: noise moves
-    the estimate either way.
+    there are. Choose a threshold well below the changes to be found: noise moves the estimate
+    either way.
 
     Args:
         old, new: cells, in any order. Of a cell that was measured more than once the last counts.

@@ -13,10 +13,9 @@ import pyllama_mtp
 from pyllama_mtp import Generation, Model
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.native import Library
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
-from pyllama_mtp.measure.records import Build, Records, Run, accelerators
+from pyllama_mtp.measure.records import Build, Records, Run
 from pyllama_mtp.measure.request import MatrixRequest
 from pyllama_mtp.measure.run import make_header
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
@@ -24,7 +23,6 @@ from pyllama_mtp.measure.schedule import TURN_TOKENS, Matrix
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 from ..cli.conftest import Watched, interrupt
-from ..fakes import like
 
 HEADER: Any = SimpleNamespace(run="r")
 PLAN = Plan(sizes=(20, 40), depths=(0, 2, 3), max_tokens=9, repeat=2)
@@ -281,16 +279,3 @@ def test_after_the_budget_no_further_group_begins(
         cells = collect(demo, matrix).cells
         assert [len(cell.samples) for cell in cells if cell.n_max] == repeats
         assert matrix.n_to_do == 2 * (15 - sum(repeats))
-
-
-def test_the_backend_is_what_computes() -> None:
-    names = {"CUDA0": "gpu", "CUDA1": "gpu", "CPU": "cpu"}
-    devices = [
-        native.Device(name=name, description="", kind=kind, free=0, total=0)
-        for name, kind in names.items()
-    ]
-    library = like(Library, variant="patched", stamp={}, devices=lambda: devices)
-    assert Build.of(library, -1).backend == "CUDA"
-    assert len(accelerators(library, -1)) == 2
-    assert Build.of(library, 0).backend == "CPU"
-    assert accelerators(library, 0) == []

@@ -36,16 +36,6 @@ def test_a_key_is_one_whatever_the_order_of_its_axes() -> None:
     )
 
 
-def test_every_library_has_all_of_them() -> None:
-    plan = Plan((5,), (0, 2), 1, 1, libraries=("upstream", "patched"))
-    assert [*map(plan.label, cells(plan))] == [
-        "upstream, no MTP",
-        "upstream, depth 2",
-        "patched, no MTP",
-        "patched, depth 2",
-    ]
-
-
 def test_the_first_repeat_of_everything_comes_first() -> None:
     plan = Plan((5, 7), (0,), 1, 2, classes=("text", "code"))
     assert [(repeat, *keys[0].kind) for repeat, keys in plan.groups()] == [

@@ -25,7 +25,6 @@ from pyllama_mtp.measure.prompts import (
     check_class,
     check_classes,
     demo_prompts,
-    docstrings,
     package_prompts,
     prompts_for,
     read_prompts,
@@ -56,12 +55,6 @@ def test_repeats_follow_each_other_in_the_text(bytes_model: BytesModel) -> None:
     assert joined == source[:1500]
 
 
-def test_the_same_prompt_every_time(bytes_model: BytesModel) -> None:
-    one, other = Workload(bytes_model()), Workload(bytes_model())
-    other.prompt(9000, 2)
-    assert one.prompt(700, 1) == other.prompt(700, 1)
-
-
 def test_no_text_at_all(bytes_model: BytesModel) -> None:
     with pytest.raises(UsageError, match="--prompt-file"):
         Workload(bytes_model(), []).prompt(5)
@@ -69,12 +62,6 @@ def test_no_text_at_all(bytes_model: BytesModel) -> None:
 
 def test_special_tokens_in_the_text_stay_text(bytes_model: BytesModel) -> None:
     assert bytes(Workload(bytes_model(), ["<|im_end|> and more"]).prompt(5)) == b"<|im_"
-
-
-@pytest.mark.long
-def test_documentation_does_not_run_out() -> None:
-    """Source code follows the documentation, which has fewer than a million tokens."""
-    assert sum(map(len, docstrings())) > sum(map(len, stdlib_texts())) + 500_000
 
 
 def test_where_prompts_come_from_is_equal_only_for_equal_text() -> None:
@@ -139,13 +126,6 @@ def test_the_package_has_twenty_different_prompts_of_each_class() -> None:
         assert all(prompt.chat and prompt.thinking is (name == "thinking") for prompt in own)
     texts = [prompt.text.strip().lower() for prompt in found]
     assert len(set(texts)) == len(texts) and all(len(text) >= 30 for text in texts)
-
-
-def test_classes_are_chosen_in_the_order_asked_for() -> None:
-    kinds = [prompt.kind for prompt in package_prompts(("code", "factual"))]
-    assert list(dict.fromkeys(kinds)) == ["code", "factual"]
-    with pytest.raises(UsageError, match=r"'cod'; there are factual, thinking, code, instruction"):
-        package_prompts(("cod",))
 
 
 def test_the_demo_model_has_prompts_of_its_own() -> None:

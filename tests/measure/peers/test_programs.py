@@ -156,18 +156,6 @@ def test_one_that_is_never_ready(peers: Any, monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
-def test_an_interruption_while_it_starts_ends_it(
-    peers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setenv("FAKE_MODE", "never ready")
-    monkeypatch.setattr("pyllama_mtp.measure.peers.time.sleep", interrupt)
-    with pytest.raises(KeyboardInterrupt), server():
-        pass
-
-
 # -- output ----------------------------------------------------------------------------------------
 
 
