@@ -135,7 +135,6 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
             "out, which stops drafting at improbable ones"
         )
     own = [] if args.prompts is None else prompts.read_prompts(args.prompts)
-    sources = [] if args.prompts is None else [Path(args.prompts).name]
     packaged: tuple[str, ...] = args.classes or (() if own else prompts.CLASSES)
     counts = Counter(one.kind for one in own)
     if packaged:
@@ -143,9 +142,6 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         path = options.model_path(args)
         counts.update(one.kind for one in prompts.prompts_for(path, packaged))
         is_demo = demo.is_demo(path)
-        if {*packaged} - {*prompts.PUBLISHED}:
-            sources.append("the demo model's own" if is_demo else "the package's own")
-        sources += [prompts.PUBLISHED[one][0] for one in packaged if one in prompts.PUBLISHED]
     else:
         is_demo = args.model is None
     most = args.prompts_per_class or max(counts.values())
@@ -160,7 +156,7 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         repeat=args.context_prompts,
         repeats={name: min(n, most) for name, n in counts.items()},
         classes=tuple(counts),
-        prompts=" and ".join(sources),
+        prompts=", ".join([*([Path(args.prompts).name] if own else []), *packaged]),
         stop_at_end=True,
         settings=settings,
         sampling=options.sampling_from(args),

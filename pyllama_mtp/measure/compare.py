@@ -375,11 +375,7 @@ def print_comparison(comparison: Comparison, names: tuple[str, str], file: IO[st
     headings, rows = _table(comparison)
     headings = [heading.replace(" ", "\n", 1) for heading in headings]
     styles = [_STYLES[change.verdict] for change in comparison.changes]
-    table = terminal_table(
-        headings, rows, _WORDS, styles, grouped=True, padding=(0, 0, 0, 0), show_edge=False
-    )
     output = console(file, None if file.isatty() else UNLIMITED)
-    print_whole(output, table)
-    output.print()
+    print_whole(output, terminal_table(headings, rows, _WORDS, styles))
     for line in (*_notes(comparison, names), _summary(comparison)):
         output.print(line, soft_wrap=True)

@@ -510,31 +510,20 @@ def _print_table(
     """Print a table that fits, as far as `columns` can be spared; these are removed."""
     spared = []
     rows = [dict(zip(columns, row, strict=True)) for row in matrix_rows(cells, columns)]
-    table = _terminal_table(rows, columns, tight=False)
-    if tight := width_of(table) > output.width:
-        while width_of(table := _terminal_table(rows, columns, tight=True)) > output.width:
-            least = max(columns, key=lambda column: column.spare)
-            if not least.spare:
-                break
-            columns.remove(least)
-            spared.append(least.title)
+    while width_of(table := _terminal_table(rows, columns)) > output.width:
+        least = max(columns, key=lambda column: column.spare)
+        if not least.spare:
+            break
+        columns.remove(least)
+        spared.append(least.title)
     print_whole(output, table)
-    if tight:  # without an edge
-        output.print()
     if spared:
         output.print(f"left out in this narrow terminal: {', '.join(spared)}; {complete} has all")
 
 
-def _terminal_table(
-    rows: Sequence[Mapping[Column, str]], columns: Sequence[Column], *, tight: bool
-) -> Table:
-    """The matrix with a line between prompt sizes. `tight`: little space between columns."""
-    padding = (0, 0, 0, 0 if tight else 1)
+def _terminal_table(rows: Sequence[Mapping[Column, str]], columns: Sequence[Column]) -> Table:
     headings, words = [one.heading for one in columns], [one.left for one in columns]
-    shown = [[row[column] for column in columns] for row in rows]
-    return terminal_table(
-        headings, shown, words, grouped=True, padding=padding, show_edge=not tight
-    )
+    return terminal_table(headings, [[row[one] for one in columns] for row in rows], words)
 
 
 def _by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
