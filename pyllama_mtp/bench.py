@@ -224,23 +224,19 @@ def compare(
     new: Results | PathLike,
     *,
     threshold: float = THRESHOLD,
-    figures: Sequence[str] = ("prefill", "decode"),
-    ratios: bool = False,
 ) -> Comparison:
     """Compare `old` and `new` cell by cell.
 
     Args:
         old, new: results, or files of them.
         threshold: part of the speed, at least 0 and below 1; 0.03 is 3 %.
-        figures: "prefill", "decode" or both.
-        ratios: compare the ratios to no MTP, from which the machine's own speed cancels out.
 
     Raises:
         UsageError: no cell is on both sides, no cell has two samples, or a bad argument.
     """
     sides = (side if isinstance(side, Results) else read(side) for side in (old, new))
     before, after = (side.cells for side in sides)
-    return compare_cells(before, after, threshold=threshold, figures=figures, ratios=ratios)
+    return compare_cells(before, after, threshold=threshold)
 
 
 def matrix(

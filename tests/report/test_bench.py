@@ -92,12 +92,12 @@ def test_plots_that_cannot_be_drawn(pyplot: ModuleType, monkeypatch: pytest.Monk
 
 
 def test_comparing_files_results_and_variants() -> None:
-    assert not bench.compare(MEASURED, MEASURED, ratios=True).slower
+    assert not bench.compare(MEASURED, MEASURED).slower
     old, slow = make_cell(0), make_cell(0, prefill=[180, 189, 171])
     found = bench.compare(bench.Results([old]), bench.Results([slow]))
     assert {change.figure for change in found.slower} == {"prefill"}
     both = bench.Results([make_cell(0, variant="upstream"), slow])
-    assert both.compare_variants("upstream", "patched", figures=["prefill"]).slower
+    assert both.compare_variants("upstream", "patched").slower
     with pytest.raises(UsageError, match="at least 0 and below 1"):
         both.compare_variants("upstream", "patched", threshold=1)
     for threshold in ("3%", "0.03", None, True):
