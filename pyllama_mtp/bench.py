@@ -75,18 +75,9 @@ class Results:
         return iter(self.cells)
 
     def __repr__(self) -> str:
-        """One line: the number of cells, their models and depths."""
-        if not self.cells:
-            return "<Results: no cells>"
+        """One line: the number of cells and their models."""
         models = ", ".join(dict.fromkeys(cell.model for cell in self.cells))
-        depths: list[int | str] = [*sorted({c.n_max for c in self.cells if not c.adaptive})]
-        if any(cell.adaptive for cell in self.cells):
-            depths.append("auto")
-        several = "depth" if len(depths) == 1 else "depths"
-        return (
-            f"<Results: {counted(len(self), 'cell')} of {models}, {several} "
-            f"{', '.join(map(str, depths))}>"
-        )
+        return f"<Results: {counted(len(self), 'cell')} of {models or 'no model'}>"
 
     def __str__(self) -> str:
         """The table that ``pyllama-mtp matrix`` prints, as wide as the terminal."""
@@ -325,7 +316,6 @@ def matrix(
         picture=None if image is None else Picture.read(image, mmproj),
         budget_s=budget_s,
         output=output,
-        advice="name another file",
     )
     native.load()
     records = Records()

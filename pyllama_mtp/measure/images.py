@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,11 +127,3 @@ class Imaging:
                 "give another text with --prompt-file"
             )
         return made
-
-
-def beginning(prompt: ImagePrompt, n_tokens: int) -> ImagePrompt | None:
-    """The first `n_tokens` of a prompt, which are not encoded again; None: they end within the
-    image, or right behind it."""
-    if n_tokens <= prompt.images[-1].end:
-        return None
-    return replace(prompt, entries=prompt.entries[:n_tokens], encode_s=0.0)

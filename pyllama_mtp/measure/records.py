@@ -374,20 +374,14 @@ def _decoded(line: bytes) -> Line:
 
 # -- writing ---------------------------------------------------------------------------------------
 
-#: The command line's advice where a file cannot be appended to.
-NAME_ANOTHER = "name another file with --output"
-
 
 def to_line(line: Line) -> bytes:
     """A record as one line, with its line break."""
     return msgspec.json.encode(line) + b"\n"
 
 
-def check_output(path: str | os.PathLike[str], advice: str = NAME_ANOTHER) -> None:
+def check_output(path: str | os.PathLike[str]) -> None:
     """Refuse, before anything is measured, a file that records cannot be appended to.
-
-    Args:
-        advice: what the message says to do.
 
     Raises:
         UsageError: the file cannot be written, or it exists and holds something else.
@@ -401,13 +395,13 @@ def check_output(path: str | os.PathLike[str], advice: str = NAME_ANOTHER) -> No
             path.unlink()
             return
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; {advice}") from None
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
     try:
         read_file(path)
     except UsageError as error:
         raise UsageError(
             f"{error}\n{path} exists and does not hold measurements that can be appended to; "
-            f"{advice}"
+            "name another file"
         ) from None
 
 
@@ -416,13 +410,11 @@ class Writer:
 
     A context manager. The first record makes the file, with the header, if there is one, before it.
     A line that an earlier run left unfinished is cut off. From then on no other writer can open the
-    file. `advice`: as of :func:`check_output`.
+    file.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], header: RunHeader | None, advice: str = NAME_ANOTHER
-    ) -> None:
-        self._path, self._header, self._advice = Path(path), header, advice
+    def __init__(self, path: str | os.PathLike[str], header: RunHeader | None) -> None:
+        self._path, self._header = Path(path), header
         self._file: int | None = None
 
     def write(self, line: Line) -> None:
@@ -451,8 +443,8 @@ class Writer:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(
-                    f"another process is measuring into {self._path}; wait for it, or "
-                    f"{self._advice}"
+                    f"another process is measuring into {self._path}; wait for it, or name "
+                    "another file"
                 ) from None
             except OSError:
                 pass  # a file system without locks

@@ -28,7 +28,7 @@ from pyllama_mtp.measure.plan import (
     Plan,
 )
 from pyllama_mtp.measure.prompts import Prompt, check_class, source_of_prompts
-from pyllama_mtp.measure.records import NAME_ANOTHER, check_output, read_file
+from pyllama_mtp.measure.records import check_output, read_file
 from pyllama_mtp.measure.runner import split_library
 from pyllama_mtp.measure.text import size_name
 from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Sampling, Settings
@@ -66,7 +66,6 @@ class MatrixRequest:
         budget_s: seconds after which no further repeat begins; None: no limit.
         least_repeats: repeats that are measured whatever the budget.
         output: the file; None: no file.
-        advice: what to do about a file that cannot be written.
         resume: go on with the last run in the file.
         peer_dir: see :func:`.peers.find`.
         plan: of all this.
@@ -100,7 +99,6 @@ class MatrixRequest:
     budget_s: float | None = None
     least_repeats: int = 0
     output: str | os.PathLike[str] | None = None
-    advice: str = NAME_ANOTHER
     resume: bool = False
     peer_dir: str | None = None
     plan: Plan = field(init=False)
@@ -135,7 +133,7 @@ class MatrixRequest:
                 raise UsageError("--resume needs the file of the run; leave --no-output out")
             read_file(self.output)  # which refuses a file that is not there
         if self.output is not None:
-            check_output(self.output, self.advice)
+            check_output(self.output)
 
     @property
     def mtp(self) -> bool | None:

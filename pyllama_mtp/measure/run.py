@@ -170,7 +170,7 @@ def run_matrix(
         matrix.check()
         keep = [records.add]
         if request.output:
-            writer = stack.enter_context(Writer(request.output, new, request.advice))
+            writer = stack.enter_context(Writer(request.output, new))
             keep.insert(0, writer.write)
         matrix.on_event = stack.enter_context(watch(matrix))
         for record in matrix.run():

@@ -26,7 +26,7 @@ from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.llama.native import CPU_SWITCHES
 from pyllama_mtp.llama.vision import ImagePrompt
 from pyllama_mtp.machine import waited_for_core
-from pyllama_mtp.measure.images import ImageText, Imaging, Picture, beginning
+from pyllama_mtp.measure.images import ImageText, Imaging, Picture
 from pyllama_mtp.measure.sample import Sample
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ class Task:
 class _Run:
     session: Session | BatchSession
     generation: Generation | BatchGeneration
-    prompt: list[int] | ImagePrompt
     n_context: int = 0
     pieces: Iterator[Any] = field(init=False)
     ended: bool = False
@@ -171,7 +170,7 @@ class Runner:
         try:
             prompts = [self._encoded(prompt) for prompt in task.prompts]
             beginnings = [_warm_up(prompt, task.warm_up) for prompt in prompts]
-            warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS), beginnings[0])
+            warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS))
             warm.generation.run()
             if warm.interrupted:
                 raise InterruptedSample
@@ -179,7 +178,7 @@ class Runner:
             if copy:
                 session.copy_from(copy)
             generation = _start(session, task, prompts, task.max_tokens)
-            self._runs[number] = _Run(session, generation, prompts[0], task.n_context)
+            self._runs[number] = _Run(session, generation, task.n_context)
         except BaseException:
             session.close()
             raise
@@ -272,8 +271,9 @@ def filling(settings: Settings, n_ctx: int, model: Model) -> Settings:
 
 def _warm_up(prompt: list[int] | ImagePrompt, n_tokens: int) -> list[int] | ImagePrompt:
     """The part of a prompt for a warm-up: of an image the whole, and a token after it."""
-    if isinstance(prompt, ImagePrompt):
-        return beginning(prompt, max(n_tokens, prompt.images[-1].end + 1)) or prompt
+    if isinstance(prompt, ImagePrompt):  # which is not encoded again
+        end = max(n_tokens, prompt.images[-1].end + 1)
+        return replace(prompt, entries=prompt.entries[:end], encode_s=0.0)
     return prompt[:n_tokens]
 
 
