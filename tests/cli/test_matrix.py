@@ -39,18 +39,6 @@ def test_table_and_cells(watched: Watched, cli: Cli) -> None:
     assert "folder" not in Path("matrix.jsonl").read_text(), "no path of this machine"
 
 
-def test_defaults_cover_what_the_manual_promises(watched: Watched, cli: Cli) -> None:
-    """Of the cells; none of them finds the memory for a session."""
-    watched.refused.update(dict.fromkeys((0, 2, 3, "auto"), TOO_LARGE))
-    assert cli("matrix", "--model", "folder/m.gguf").code == 2
-    cells = read_cells("matrix.jsonl")
-    assert [(c.n_prompt, c.n_max, c.adaptive) for c in cells] == [
-        (size, depth, depth == 6) for size in (512, 1024, 2048) for depth in (0, 2, 3, 6)
-    ]
-    plan = next(iter(read_file("matrix.jsonl").runs.values())).header.plan
-    assert (plan.repeat, plan.max_tokens) == (REPEAT, 256) and REPEAT >= 5
-
-
 def test_the_demo_model_is_repeated_more_often_within_its_budget(
     watched: Watched, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

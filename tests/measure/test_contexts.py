@@ -37,16 +37,6 @@ def test_a_repeat_goes_on_from_length_to_length() -> None:
     assert orders[2] == [(at, depth) for at in (50, 100) for depth in (2, 3, 0)]
 
 
-def test_other_programs_are_measured_at_every_length() -> None:
-    plan = Plan((24,), (0, 2, "auto"), 9, 2, {"n_context": (100, 50)}, peers=("llama-server",))
-    assert [(key.n_context, key.build, key.depth) for key in plan.groups()[0][1]] == [
-        (at, name, depth)
-        for at in (50, 100)
-        for name, depths in (("", (0, 2, "auto")), ("llama-server", (0, 2)))
-        for depth in depths
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -132,30 +132,6 @@ def test_every_sample_is_fresh_warmed_up_and_of_full_length(
     assert {s.n_generated for c in cells for s in c.samples} == {9}
 
 
-def test_cells_hold_what_was_measured(demo: Model) -> None:
-    cell = measure(demo)[2]
-    assert (cell.model, cell.variant, cell.backend, cell.n_max) == (
-        "demo.gguf",
-        "patched",
-        "CPU",
-        3,
-    )
-    stamp = native.load().stamp
-    assert (cell.upstream_commit, cell.series) == (stamp["upstream_commit"], stamp["series"])
-    assert (cell.program, cell.prompt_class, cell.run) == ("pyllama-mtp", "text", "r")
-    assert {(s.n_prompt, s.n_generated) for s in cell.samples} == {(20, 9)}
-    for sample in cell.samples:
-        assert sample.prefill_tps == pytest.approx(20 / sample.prefill_s)
-        assert 0 < sample.decode_s < sample.elapsed_s
-        assert 1 + sample.rounds + sum(sample.accepted) == sample.n_generated
-        assert set(sample.waited_s) == {"prefill", "decode"}
-    assert len(cell.drafted) == len(cell.accepted) == 3
-    assert cell.memory["weights"] > 0 and cell.memory["target_context"] > 0
-    assert cell.settings["draft_n_max"] == 3 and cell.settings["sampling"]["temperature"] == 0
-    assert cell.settings["n_batch"] == 2048
-    assert cell.time.endswith("+00:00")
-
-
 def test_a_header_names_no_folder(demo: Model) -> None:
     words = ["matrix", "--model=/home/me/m.gguf", "--variants", "patched,/home/me/other"]
     header = make_header(demo, native.load(), MatrixRequest(command=words), PLAN, SETTINGS, {})

@@ -153,14 +153,6 @@ def test_a_matrix_of_an_open_model_leaves_it_open(demo: Model) -> None:
     assert demo.tokenize("x")
 
 
-def test_a_single_value_is_a_sequence_of_one(watched: Watched) -> None:
-    (cell,) = bench.matrix(M, sizes=64, depths=3, classes="source", **FEW)
-    assert (cell.n_prompt, cell.n_max, cell.prompt_class) == (64, 3, "source")
-    (cell,) = bench.matrix(M, sizes=64, depths="auto", prompt_sync="kv", draft_vocab=512, **FEW)
-    assert (cell.adaptive, cell.settings["prompt_sync"]) == (True, "kv")
-    assert cell.settings["draft_vocab"] == "512"
-
-
 @pytest.mark.usefixtures("nothing_loads")
 @pytest.mark.parametrize(
     ("given", "message"),

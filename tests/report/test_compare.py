@@ -126,13 +126,6 @@ def test_two_variants_of_one_file(cli: Cli, write_cells: Write) -> None:
         of_variants(cells, "patched", "patched")
 
 
-def test_variants_in_both_files_match_their_own() -> None:
-    old = [*make_matrix(1), *slowed(make_matrix(1, variant="upstream"), 0.5)]
-    found = compare(old, old)
-    assert not found.slower and not found.faster
-    assert "MTP 3, upstream" in {change.name for change in found.changes}
-
-
 def test_a_file_appended_to_by_two_new_builds() -> None:
     """Neither build is the old one, so the last measurement counts."""
     new = [make_cell(2, series="b", decode=[9, 9, 9]), make_cell(2, series="c")]
