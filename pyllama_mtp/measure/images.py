@@ -7,7 +7,6 @@ import base64
 import hashlib
 import io
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,17 +51,12 @@ class Picture:
     def read(cls, source: ImageSource, mmproj: Any = None) -> Picture:
         """Read an image. Raises UsageError: see :func:`.pixels_of`."""
         pixels = pixels_of(source)
-        name, data = "", pixels.tobytes()
-        if isinstance(source, bytes | bytearray | memoryview):
-            data = bytes(source)
-        elif isinstance(source, os.PathLike) or (
+        from_file = isinstance(source, os.PathLike) or (
             isinstance(source, str) and not source.startswith("data:")
-        ):
-            name = Path(source).name
-            with suppress(OSError):  # it was there a moment ago
-                data = Path(source).read_bytes()
+        )
+        name = Path(os.fspath(source)).name if from_file else ""
         height, width = pixels.shape[:2]
-        file = ImageFile(name, hashlib.sha256(data).hexdigest(), width, height)
+        file = ImageFile(name, hashlib.sha256(pixels.tobytes()).hexdigest(), width, height)
         return cls(pixels, file, None if mmproj is None else os.fspath(mmproj))
 
     def png(self) -> str:

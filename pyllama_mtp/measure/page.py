@@ -332,12 +332,8 @@ def title_of(cells: Sequence[Cell]) -> str:
 
 
 def time_words(time: str) -> str:
-    """2026-11-20T23:31:02+00:00 as 2026-11-20 23:31 UTC; any other text as it is."""
-    try:
-        moment = datetime.fromisoformat(time)
-    except ValueError:
-        return time
-    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+    """2026-11-20T23:31:02+00:00, which is UTC, as 2026-11-20 23:31 UTC."""
+    return f"{time[:16].replace('T', ' ')} UTC"
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class ImageFile(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         name: of its file, without the folder; "": it came from no file.
-        sha256: of the file; where there is none, of the pixels.
+        sha256: of the pixels; in older records of the file.
         width, height: in pixels, before the encoder scales it.
         n_tokens: that it has in a prompt.
         mmproj, mmproj_sha256: the encoder's file.
