@@ -27,7 +27,7 @@ from pyllama_mtp.measure.plan import (
     SWITCHES,
     Plan,
 )
-from pyllama_mtp.measure.prompts import Prompt, check_class, source_of_prompts
+from pyllama_mtp.measure.prompts import TEXTS, Prompt, check_classes, source_of_prompts
 from pyllama_mtp.measure.records import check_output, read_file
 from pyllama_mtp.measure.runner import split_library
 from pyllama_mtp.measure.text import size_name
@@ -148,9 +148,7 @@ class MatrixRequest:
         usual_class = IMAGE if image else "source" if filled else "text"
         classes = _several("classes", self.classes, (usual_class,), "('text', 'code')")
         own = {question.kind for question in self.questions}
-        for name in classes:
-            if name not in own:
-                check_class(name)
+        check_classes([name for name in classes if name not in own], TEXTS)
         sizes = _several("sizes", self.sizes, FILLED_SIZES if filled else SIZES, "(512, 2048)")
         rates = self._rates(axes)
         usual = tuple(d for d in DEPTHS if rates is None or d == "auto" or int(d) <= len(rates))

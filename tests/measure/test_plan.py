@@ -104,15 +104,6 @@ def test_every_variant_has_room_for_the_drafts_of_all(
     assert Plan((100,), depths, 7, 1).context_needed(100) == 100 + 7 + most + 1
 
 
-@pytest.mark.parametrize(("peer", "depth"), [("llama-server", "auto"), ("llama-bench", 3)])
-def test_other_programs_are_measured_without_drafts_where_they_have_none(
-    peer: str, depth: int | str
-) -> None:
-    """Adaptive depth is ours, and llama-bench has no drafts."""
-    plan = Plan((8,), (depth,), 4, 1, peers=(peer,))
-    assert [one.depth for one in cells(plan) if one.build] == [0]
-
-
 def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:
     axes = {"ngram": (True, False), "cache_type_k": ("f16", "q8_0"), "p_min": (0.0, 0.5)}
     plan = Plan((5,), (0, 2, "auto"), 1, 1, axes, peers=("llama-server", "llama-bench"))

@@ -21,7 +21,6 @@ from pyllama_mtp.measure.prompts import (
     Prompt,
     Prompts,
     Workload,
-    check_class,
     check_classes,
     demo_prompts,
     package_prompts,
@@ -184,9 +183,8 @@ def demo_code() -> Prompt:
 def test_a_set_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It is refused before anything is loaded, with the command that helps."""
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-    for check in (check_class, lambda name: check_classes([name])):
-        with pytest.raises(UsageError, match=f"not installed: pip install {PUBLISHED[name][2]}$"):
-            check(name)
+    with pytest.raises(UsageError, match=f"not installed: pip install {PUBLISHED[name][2]}$"):
+        check_classes([name])
 
 
 def test_texts_to_copy_are_whole_lines_of_the_standard_library() -> None:
