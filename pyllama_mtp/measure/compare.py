@@ -234,7 +234,8 @@ def _lines(pairs: Sequence[tuple[Cell, Cell]], label: Labels) -> list[_Line]:
 
 
 def _median(cell: Cell, figure: Figure) -> float:
-    return median(speed for sample in cell.samples if (speed := getattr(sample, figure)) > 0)
+    speeds: list[float] = [getattr(sample, figure) for sample in cell.samples]
+    return median(speed for speed in speeds if speed > 0)
 
 
 def _judge(found: Ratio, threshold: float) -> Verdict:

@@ -51,10 +51,11 @@ class Picture:
     def read(cls, source: ImageSource, mmproj: Any = None) -> Picture:
         """Read an image. Raises UsageError: see :func:`.pixels_of`."""
         pixels = pixels_of(source)
-        from_file = isinstance(source, os.PathLike) or (
+        name = ""
+        if isinstance(source, os.PathLike) or (
             isinstance(source, str) and not source.startswith("data:")
-        )
-        name = Path(os.fspath(source)).name if from_file else ""
+        ):
+            name = Path(source).name
         height, width = pixels.shape[:2]
         file = ImageFile(name, hashlib.sha256(pixels.tobytes()).hexdigest(), width, height)
         return cls(pixels, file, None if mmproj is None else os.fspath(mmproj))
