@@ -87,8 +87,8 @@ SECTIONS = (
     Section("contexts_peers", "By length of the context, beside llama-server and llama-bench",
             f"{AT} --depths 0,3 --repeat 1 {PEERS}", BOTH, LARGE, "long"),
     Section("prompts", "Prompts with MTP and without, and the same library once more",
-            "-p 2k -n 8 --depths 0,3 --prompt-step 512 --variants patched,patched:AGAIN=1 "
-            "--repeat 3", ("0.8b-q4_k_m", "0.8b-q8_0", "moe-q4_k_m", "moe-q8_0")),
+            "-p 2k -n 8 --depths 0,3 --variants patched,patched:AGAIN=1 --repeat 5",
+            ("0.8b-q4_k_m", "0.8b-q8_0", "moe-q4_k_m", "moe-q8_0")),
     Section("architectures", "Other architectures, beside llama-server",
             "-p 256 -n 128 --depths 0,1,3,auto --no-ngram --repeat 3 --peers llama-server", OTHERS,
             page="kinds"),

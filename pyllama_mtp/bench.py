@@ -29,9 +29,7 @@ from pyllama_mtp.measure.compare import THRESHOLD, Change, Comparison, of_varian
 from pyllama_mtp.measure.compare import compare as compare_cells
 from pyllama_mtp.measure.figures import FIELDS, Cell, sections
 from pyllama_mtp.measure.plan import MAX_TOKENS, REPEAT
-from pyllama_mtp.measure.profile import profile
 from pyllama_mtp.measure.records import Records, read_file
-from pyllama_mtp.measure.sample import Profile
 from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
@@ -46,11 +44,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Change",
     "Comparison",
-    "Profile",
     "Results",
     "compare",
     "matrix",
-    "profile",
     "read",
 ]
 
@@ -79,18 +75,9 @@ class Results:
         return iter(self.cells)
 
     def __repr__(self) -> str:
-        """One line: the number of cells, their models and depths."""
-        if not self.cells:
-            return "<Results: no cells>"
+        """One line: the number of cells and their models."""
         models = ", ".join(dict.fromkeys(cell.model for cell in self.cells))
-        depths: list[int | str] = [*sorted({c.n_max for c in self.cells if not c.adaptive})]
-        if any(cell.adaptive for cell in self.cells):
-            depths.append("auto")
-        several = "depth" if len(depths) == 1 else "depths"
-        return (
-            f"<Results: {counted(len(self), 'cell')} of {models}, {several} "
-            f"{', '.join(map(str, depths))}>"
-        )
+        return f"<Results: {counted(len(self), 'cell')} of {models or 'no model'}>"
 
     def __str__(self) -> str:
         """The table that ``pyllama-mtp matrix`` prints, as wide as the terminal."""
@@ -228,23 +215,19 @@ def compare(
     new: Results | PathLike,
     *,
     threshold: float = THRESHOLD,
-    figures: Sequence[str] = ("prefill", "decode"),
-    ratios: bool = False,
 ) -> Comparison:
     """Compare `old` and `new` cell by cell.
 
     Args:
         old, new: results, or files of them.
         threshold: part of the speed, at least 0 and below 1; 0.03 is 3 %.
-        figures: "prefill", "decode" or both.
-        ratios: compare the ratios to no MTP, from which the machine's own speed cancels out.
 
     Raises:
         UsageError: no cell is on both sides, no cell has two samples, or a bad argument.
     """
     sides = (side if isinstance(side, Results) else read(side) for side in (old, new))
     before, after = (side.cells for side in sides)
-    return compare_cells(before, after, threshold=threshold, figures=figures, ratios=ratios)
+    return compare_cells(before, after, threshold=threshold)
 
 
 def matrix(
@@ -333,7 +316,6 @@ def matrix(
         picture=None if image is None else Picture.read(image, mmproj),
         budget_s=budget_s,
         output=output,
-        advice="name another file",
     )
     native.load()
     records = Records()

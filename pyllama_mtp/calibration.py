@@ -31,7 +31,6 @@ from .engine import Engine, Resolved
 from .errors import PyllamaMtpError
 from .files import cache_folder, write_whole
 from .llama.context import Context
-from .llama.contextoptions import NodeTimes
 from .llama.model import Model
 from .machine import describe_machine, waited_for_core
 from .request import Limits, make_request
@@ -51,13 +50,11 @@ REPEATS, N_PROMPT = 8, 8
 BUSY = 0.1
 
 
-def open_engine(
-    model: Model, resolved: Resolved, times: NodeTimes | None = None, chats: bool = False
-) -> Engine:
+def open_engine(model: Model, resolved: Resolved, chats: bool = False) -> Engine:
     """An engine that knows what its rounds cost, as far as it chooses depths itself. Arguments and
-    errors: see :class:`.Engine`. With `times`, which would count it, nothing is measured."""
-    engine = Engine(model, resolved, times, chats)
-    if engine.drafting.depths and not times:
+    errors: see :class:`.Engine`."""
+    engine = Engine(model, resolved, chats)
+    if engine.drafting.depths:
         try:
             _calibrate(engine, resolved.measured_counts)
         except BaseException:
@@ -193,7 +190,7 @@ class CostsFile:
         library with its switches and variables, the machine, the devices, and `more`."""
         model, options, library = context.model, context.options, context.library
         files = [_describe(Path(file)) for file in (model.path, model.info.head) if file]
-        same = replace(options, n_ctx=0, n_batch=0, n_outputs_max=0, trace=False, times=None)
+        same = replace(options, n_ctx=0, n_batch=0, n_outputs_max=0, trace=False)
         variables = sorted(item for item in os.environ.items() if item[0].startswith(VARIABLES))
         native = library.stamp, sorted(library.switches.items()), variables
         text, description = library.text, library.lib.ggml_backend_dev_description

@@ -28,7 +28,7 @@ from .llama import native
 from .llama.batch import Batch, Ints
 from .llama.cachetypes import cache_costs
 from .llama.context import Context
-from .llama.contextoptions import ContextOptions, NodeTimes, padded
+from .llama.contextoptions import ContextOptions, padded
 from .llama.drafts import reserve_rounds
 from .llama.model import Model
 from .llama.native import Exclusive
@@ -204,14 +204,12 @@ class Engine:
         self,
         model: Model,
         resolved: Resolved,
-        times: NodeTimes | None = None,
         chats: bool = False,
     ) -> None:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`.
 
         Args:
             resolved: see :func:`.memory.resolve`.
-            times: see :attr:`.ContextOptions.times`.
             chats: see the attribute.
         """
         settings, n_sequences, depth = resolved.settings, resolved.n_sequences, resolved.depth
@@ -222,7 +220,7 @@ class Engine:
         self.chats = chats
         self._outputs_before, self._waited_before = 0, 0.0
         self.prompt_sync = resolved.prompt_sync
-        options = replace(resolved.target, times=times)
+        options = resolved.target
         if not model.options.no_alloc:
             for cost in cache_costs(model, settings.cache_type_k, settings.cache_type_v):
                 log.warning("%s", cost)

@@ -35,7 +35,6 @@ from .chats.tools import Messages, Tools
 from .engine import Engine
 from .errors import UsageError, refusal
 from .images import ImageSource
-from .llama.contextoptions import NodeTimes
 from .llama.hiddenstates import POINTS, ROWS, HiddenStates
 from .llama.model import Model
 from .llama.native import Owned
@@ -195,7 +194,6 @@ class Session(Owned):
         settings: Settings | None = None,
         *,
         room: int = 0,
-        times: NodeTimes | None = None,
         vision: Vision | None = None,
         n_sequences: int = 1,
     ) -> None:
@@ -204,7 +202,6 @@ class Session(Owned):
         Args:
             settings: default :class:`Settings`.
             room: tokens of prompt and answer, for an `n_ctx` of 0; 0: not known.
-            times: measures the costs of graph nodes; see :func:`pyllama_mtp.bench.profile`.
             vision: the model's image encoder, for prompts with images; the caller closes it.
             n_sequences: see :class:`BatchSession`.
 
@@ -217,7 +214,7 @@ class Session(Owned):
         n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
         room = whole("room", room, 0, MOST_TOKENS, f"from 0 (not known) to {MOST_TOKENS} tokens")
         resolved = resolve(self.settings, model, n, room)
-        self._engine = open_engine(model, resolved, times)
+        self._engine = open_engine(model, resolved)
         self._hidden_states = HiddenStates(model, resolved.target)
         self.n_sequences = n
 

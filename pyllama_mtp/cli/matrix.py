@@ -30,27 +30,14 @@ examples:
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli import (
-    FAILED,
-    PROGRAM,
-    SIGNALS,
-    ended_by,
-    note_signal,
-    on_signal,
-    options,
-    parsing,
-    progress,
-)
+from pyllama_mtp.cli import FAILED, PROGRAM, ended_by, options, parsing, progress
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import read_text
 from pyllama_mtp.measure.plan import (
@@ -70,7 +57,7 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.images import Picture
     from pyllama_mtp.measure.records import Records
     from pyllama_mtp.measure.request import MatrixRequest
-    from pyllama_mtp.measure.schedule import Matrix, MatrixEvent
+    from pyllama_mtp.measure.schedule import Matrix
 
 #: The demo model's samples are short, so their noise is large and repeats cost little.
 DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
@@ -114,15 +101,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parsing.add_whole(
         group,
-        "--prompt-step",
-        default=0,
-        least=0,
-        metavar="TOKENS",
-        help="process prompts by turns, too, in steps of so many tokens (a multiple of "
-        "--n-ubatch), to see small differences of prefill speed; 0: one prompt after the other",
-    )
-    parsing.add_whole(
-        group,
         "-n",
         "--max-tokens",
         help=f"tokens generated per sample (default: {MAX_TOKENS})",
@@ -156,7 +134,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="UTF-8 text to cut prompts from (default: text of Python's standard library)",
     )
-    options.add_profile_option(parser)
     output = parser.add_argument_group("output")
     destination = output.add_mutually_exclusive_group()
     destination.add_argument(
@@ -317,7 +294,6 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
         libraries=args.variants or ("" if args.lib is None else args.lib,),
         peers=args.peers,
         placement=options.placement(args),
-        prompt_step=args.prompt_step,
         text=None if args.prompt_file is None else read_text(args.prompt_file),
         text_name=args.prompt_file or "",
         picture=_picture(args),
@@ -325,7 +301,6 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
         least_repeats=least,
         output=None if args.no_output else args.output,
         resume=args.resume,
-        profile=args.profile,
         peer_dir=args.peer_dir,
     )
 
@@ -340,8 +315,6 @@ def _picture(args: argparse.Namespace) -> Picture | None:
         return None
     if args.mmproj == "none":
         raise UsageError("--image needs an encoder, which --mmproj none leaves out")
-    if args.profile:
-        raise UsageError("--profile times prompts of text; leave --image out")
     return Picture.read(Path(args.image), args.mmproj)
 
 
@@ -404,16 +377,10 @@ def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) ->
 
     native.load(request.libraries[0] or None)
     with options.open_model(args, mtp=request.mtp, without="--depths 0") as model:
-
-        @contextmanager
-        def watch(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
-            with progress.matrix(matrix) as on_event, finished_samples_first(matrix):
-                yield on_event
-
-        matrix = run_matrix(model, request, found, watch, say)
-        _say_what_was_dropped(matrix, request)
+        matrix = run_matrix(model, request, found, progress.matrix, say)
     if matrix.interrupted:
         raise KeyboardInterrupt
+    _say_what_was_dropped(matrix, request)
 
 
 def say(text: str) -> None:
@@ -425,7 +392,6 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
     """Print the cells to stdout as `how` of --format says. `acceptance`: show
     what it is worth even where no questions were asked."""
     from pyllama_mtp.measure import table
-    from pyllama_mtp.measure.profile import cell_profiles
     from pyllama_mtp.measure.worth import acceptance_markdown, has_classes
 
     if how == "json":
@@ -441,14 +407,13 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
     if how in ("json", "llama-bench"):
         return
     asked = acceptance or has_classes(cells)
-    for more in (acceptance_markdown(cells) if asked else "", cell_profiles(cells)):
-        if more:
-            print(f"\n{more}")
+    if more := acceptance_markdown(cells) if asked else "":
+        print(f"\n{more}")
 
 
 def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
     """Tell the user how much the time budget left out."""
-    if not matrix.dropped or request.budget_s is None:
+    if request.budget_s is None or not matrix.n_to_do:
         return
     # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
     resumes = request.output and not matrix.plan.stop_at_end
@@ -457,27 +422,3 @@ def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
         f"{matrix.plan.n_samples} samples; {'--resume with more time' if resumes else 'more time'} "
         "measures them"
     )
-
-
-@contextmanager
-def finished_samples_first(matrix: Matrix) -> Iterator[None]:
-    """Let a signal that ends the command cut a sample short, but not the writing of a finished one.
-    Processes that were started are ended after it."""
-    usual = {number: signal.getsignal(number) for number in SIGNALS}
-    # Ignored signals and other handlers stay.
-    known = (on_signal, signal.default_int_handler, signal.SIG_DFL)
-    ours = [number for number, handler in usual.items() if handler in known]
-
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        if matrix.measuring:
-            on_signal(number, frame)
-        note_signal(number)
-        matrix.interrupted = True
-
-    for number in ours:
-        signal.signal(number, on_interrupt)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, usual[number])

@@ -240,17 +240,6 @@ def add_parts(parser: argparse._ActionsContainer, *parts: str, of: type = Settin
         add_field(parser, of, name)
 
 
-def add_profile_option(parser: argparse.ArgumentParser) -> None:
-    """Add --profile."""
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="at the end, show where a prompt's time goes, by kind of operation, without MTP and "
-        "with it. One more prompt is computed node by node, which takes somewhat longer than the "
-        "prompt at once; both times are shown",
-    )
-
-
 def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: str) -> Settings:
     """The `Settings` of the options; `switches` replace fields by name."""
     given = {one.name: getattr(args, one.name) for one in fields(Settings) if one.name in args}

@@ -46,14 +46,12 @@ class Compare:
     threshold at 3 % and take 7 repeats or more.
 
     Two files are from different times, so their speeds also depend on how busy the
-    machine was. --ratios compares the ratios to no MTP, which do not. Neither do
-    two variants in the file of one run, given with --variants.
+    machine was. Two variants in the file of one run, given with --variants, do not.
 
     Exit codes: 0 nothing is slower, 1 something is, 2 the comparison failed.
 
     examples:
       pyllama-mtp compare before.jsonl after.jsonl
-      pyllama-mtp compare before.jsonl after.jsonl --ratios --figure decode
       pyllama-mtp compare matrix.jsonl --variants upstream,patched
       pyllama-mtp compare main.jsonl branch.jsonl --threshold 2% --format markdown
     """
@@ -77,15 +75,6 @@ class Compare:
             metavar="PERCENT",
             help="how much slower is too much, as 3%% or 0.03",
         )
-        parser.add_argument(
-            "--figure",
-            default="both",
-            choices=("prefill", "decode", "both"),
-            help="what to compare",
-        )
-        parser.add_argument(
-            "--ratios", action="store_true", help="compare ratios to no MTP instead of speeds"
-        )
         parsing.add_format_option(parser)
 
     @staticmethod
@@ -108,8 +97,7 @@ class Compare:
                     raise UsageError(f"{path} holds no measured cell")
         else:
             raise UsageError("give two files, or one file and --variants OLD,NEW")
-        figures = ("prefill", "decode") if args.figure == "both" else (args.figure,)
-        found = compare(old, new, threshold=args.threshold, figures=figures, ratios=args.ratios)
+        found = compare(old, new, threshold=args.threshold)
         if args.format == "json":
             print(json.dumps({"old": names[0], "new": names[1], **found.to_dict()}, indent=1))
         elif args.format == "markdown":

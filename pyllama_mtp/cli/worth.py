@@ -36,7 +36,7 @@ class Accept:
     examples:
       pyllama-mtp accept
       pyllama-mtp accept --model FILE --classes code --prompts-per-class 6
-      pyllama-mtp accept --model FILE --prompts mine.jsonl --pairs misses.jsonl
+      pyllama-mtp accept --model FILE --prompts mine.jsonl
       pyllama-mtp accept --model FILE --context-lengths 1k,16k --output FILE.jsonl
       pyllama-mtp accept --read FILE.jsonl --format markdown
     """
@@ -80,12 +80,6 @@ class Accept:
         matrix.add_budget_option(parser)
         group = parser.add_argument_group("output")
         group.add_argument("--output", metavar="FILE.jsonl", help="append the samples to this file")
-        group.add_argument(
-            "--pairs",
-            metavar="FILE.jsonl",
-            help="write every rejected draft here: class, prompt, position, the drafted and the "
-            "model's token as ids and text, and the text before it; the file must not exist",
-        )
         parsing.add_format_option(group)
         group.add_argument(
             "--read", metavar="FILE.jsonl", help="measure nothing; show what a file of a matrix has"
@@ -98,24 +92,19 @@ class Accept:
     def run(args: argparse.Namespace) -> int:
         """Measure, keep every finished sample, print the tables."""
         from pyllama_mtp.measure.records import Records, read_cells
-        from pyllama_mtp.measure.worth import acceptance_rows, rejected
+        from pyllama_mtp.measure.worth import acceptance_rows
 
         if args.read is not None and args.output:
             raise UsageError("--read measures nothing; leave --output out")
         request = None if args.read is not None else _questions_request(args)
         code, records = 0, Records()
-        with parsing.new_file(args.pairs) as pairs:
-            if request:
-                code = matrix.collect(lambda: matrix.measure(args, request, records), records)
-            cells = records.cells if request else read_cells(args.read)
-            if pairs:
-                pairs.write(*rejected(cells))
+        if request:
+            code = matrix.collect(lambda: matrix.measure(args, request, records), records)
+        cells = records.cells if request else read_cells(args.read)
         if args.format == "json":
             print(json.dumps(acceptance_rows(cells)))
         elif cells:
             matrix.show(cells, args.format, acceptance=True)
-        if args.pairs:
-            print(f"written to {args.pairs}", file=sys.stderr)
         return code
 
 
@@ -146,7 +135,6 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
             "out, which stops drafting at improbable ones"
         )
     own = [] if args.prompts is None else prompts.read_prompts(args.prompts)
-    sources = [] if args.prompts is None else [Path(args.prompts).name]
     packaged: tuple[str, ...] = args.classes or (() if own else prompts.CLASSES)
     counts = Counter(one.kind for one in own)
     if packaged:
@@ -154,9 +142,6 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         path = options.model_path(args)
         counts.update(one.kind for one in prompts.prompts_for(path, packaged))
         is_demo = demo.is_demo(path)
-        if {*packaged} - {*prompts.PUBLISHED}:
-            sources.append("the demo model's own" if is_demo else "the package's own")
-        sources += [prompts.PUBLISHED[one][0] for one in packaged if one in prompts.PUBLISHED]
     else:
         is_demo = args.model is None
     most = args.prompts_per_class or max(counts.values())
@@ -171,7 +156,7 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         repeat=args.context_prompts,
         repeats={name: min(n, most) for name, n in counts.items()},
         classes=tuple(counts),
-        prompts=" and ".join(sources),
+        prompts=", ".join([*([Path(args.prompts).name] if own else []), *packaged]),
         stop_at_end=True,
         settings=settings,
         sampling=options.sampling_from(args),
@@ -179,7 +164,6 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         libraries=("" if args.lib is None else args.lib,),
         placement=options.placement(args),
         questions=own,
-        log_misses=args.pairs is not None,
         budget_s=matrix.budget(args),
         output=args.output,
     )
@@ -218,14 +202,12 @@ class Tune:
         parser.add_argument(
             "--json", action="store_true", help="print the costs in seconds, as JSON"
         )
-        options.add_profile_option(parser)
         options.add_model_options(parser)
         options.add_settings_options(parser)
 
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Measure and print."""
-        from pyllama_mtp.measure.profile import cell_profiles
         from pyllama_mtp.measure.records import Records
         from pyllama_mtp.measure.request import MatrixRequest
         from pyllama_mtp.measure.table import waiting_note
@@ -241,7 +223,6 @@ class Tune:
             command=[PROGRAM, *sys.argv[1:]],
             libraries=("" if args.lib is None else args.lib,),
             placement=options.placement(args),
-            profile=args.profile,
         )
         records = Records()
         matrix.measure(args, request, records)
@@ -256,13 +237,9 @@ class Tune:
         for note in waiting_note(cells):
             matrix.say(note)
         if args.json:
-            found = {**dataclasses.asdict(costs), "contradiction": doubt(costs)}
-            if args.profile:
-                found["profile"] = {c.n_max: c.profile.to_dict() for c in cells if c.profile}
-            print(json.dumps(found))
-            return 0
-        parts = [tune_markdown(costs, cells[0].slow_types), cell_profiles(cells)]
-        print("\n\n".join(filter(None, parts)))
+            print(json.dumps({**dataclasses.asdict(costs), "contradiction": doubt(costs)}))
+        else:
+            print(tune_markdown(costs, cells[0].slow_types))
         return 0
 
 

@@ -143,8 +143,8 @@ class Context(Owned, OfThisProcess):
             p.moe_cache_size = n_bytes
         p.abort_callback = lib.pyllama_abort_poll
         p.abort_callback_data = self._interrupt
-        if watching := self._trace or options.times:
-            p.cb_eval, p.cb_eval_user_data = watching.callback, watching.data
+        if self._trace:
+            p.cb_eval, p.cb_eval_user_data = self._trace.callback, self._trace.data
         if target is not None:
             p.ctx_other = target.handle
         message = self._ffi.new("char[512]")

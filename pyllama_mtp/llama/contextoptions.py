@@ -46,7 +46,6 @@ class ContextOptions:
             computes every row.)
         rope: how positions become angles; the same for target and draft.
         trace: record the graph nodes of every decode; see :meth:`.Context.nodes`.
-        times: adds up the costs of graph nodes; not together with `trace`.
     """
 
     n_ctx: int
@@ -69,7 +68,6 @@ class ContextOptions:
     slice: bool = True
     rope: RopeScaling = field(default_factory=RopeScaling)
     trace: bool = False
-    times: NodeTimes | None = None
 
     def fill(self, lib: Any, params: Any) -> None:
         """Write these values into a ``struct llama_context_params``."""
@@ -98,13 +96,11 @@ class ContextOptions:
             p.ctx_type = lib.LLAMA_CONTEXT_TYPE_WITH_MTP
 
 
-# -- the graph nodes of a decode, and what they cost -----------------------------------------------
+# -- the graph nodes of a decode -------------------------------------------------------------------
 
 
 #: Nodes that one decode may have; a 64-layer model has about 4,000 per graph.
 CAPACITY = 200_000
-#: Different costs that a :class:`NodeTimes` may have; a mixture of experts has about 100.
-COSTS = 2000
 
 
 @dataclass(frozen=True)
@@ -148,51 +144,4 @@ class Trace:
         return [
             Node(self._text(n.name), self._text(n.op), tuple(n.ne))
             for n in self._nodes[0 : self.data.n]
-        ]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of nodes of one kind.
-
-    Attributes:
-        op: ggml's operation, such as "MUL_MAT".
-        tensor: the weights that they read, without the layer ("ffn_up.weight"); without weights,
-            llama.cpp's name of the node ("conv_input"), or "".
-        n: nodes.
-        s: seconds.
-    """
-
-    op: str
-    tensor: str
-    n: int
-    s: float
-
-
-class NodeTimes:
-    """Adds up the costs of nodes between :meth:`start` and :meth:`stop`; each node is then computed
-    by itself.
-
-    For contexts that are made with it; see :attr:`.ContextOptions.times`. One thread at a time.
-    """
-
-    def __init__(self, library: Library) -> None:
-        ffi = library.ffi
-        self._text = library.text
-        self._costs = ffi.new("struct pyllama_cost[]", COSTS)
-        self.data = ffi.new("struct pyllama_times *", {"cost": self._costs, "capacity": COSTS})
-        self.callback = library.lib.pyllama_time_node
-
-    def start(self) -> None:
-        """Begin to measure, from zero."""
-        self.data.n, self.data.on = 0, True
-
-    def stop(self) -> list[Cost]:
-        """Stop, and return the costs. Raises UsageError if there are too many kinds of nodes."""
-        self.data.on = False
-        if self.data.n > COSTS:
-            raise UsageError(f"{self.data.n} kinds of graph nodes; {COSTS} can be measured")
-        return [
-            Cost(self._text(c.op), self._text(c.name), c.n, c.ns / 1e9)
-            for c in self._costs[0 : self.data.n]
         ]

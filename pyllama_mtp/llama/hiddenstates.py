@@ -39,7 +39,6 @@ class HiddenStates(Owned):
             n_rs_seq=0,
             n_seq_max=1,
             unified=False,
-            times=None,
         )
         self._context: Context | None = None
 

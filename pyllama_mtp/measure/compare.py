@@ -4,8 +4,7 @@ for a terminal (rich) and as Markdown.
 Sample r of a cell is compared with sample r of the same cell on the other side: both have the same
 text, and in one interleaved run they are measured next to each other. The figure is the estimate
 from these ratios NEW / OLD (:func:`.intervals.typical_ratios`). Two files are from different times,
-so their speeds depend on how fast the machine was then; ratios to no MTP do not: `ratios=True`
-compares these.
+so their speeds depend on how fast the machine was then.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from pyllama_mtp.measure.figures import (
     Figure,
     Labels,
     averaged,
-    base_of,
     paired_ratios,
     series_key,
     varying,
@@ -67,7 +65,7 @@ class Change:
         name: the series in words.
         n_prompt, n_context: tokens, and those in the context before; None for a line over several
             sizes.
-        old, new: medians in tokens per second, or ratios to no MTP; None over several cells.
+        old, new: medians in tokens per second; None over several cells.
         ratio: estimate from the paired ratios new / old; over several cells the geometric mean.
             Above 1 is faster.
         low, high: bounds, see :func:`.typical_ratios`; None where a cell has a single pair.
@@ -98,7 +96,6 @@ class Comparison:
         only_old, only_new: cells without a partner, in words.
         notes: other differences (machine, build, settings), and cells that were measured twice.
         threshold: part of the speed, 0 to 1.
-        ratios: ratios to no MTP were compared, not speeds.
     """
 
     changes: list[Change]
@@ -106,7 +103,6 @@ class Comparison:
     only_new: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     threshold: float = THRESHOLD
-    ratios: bool = False
 
     @property
     def slower(self) -> list[Change]:
@@ -127,37 +123,27 @@ class Comparison:
 _Line = tuple[
     tuple[str, str, int | None, int | None, float | None, float | None], list[list[float]]
 ]
-#: The paired ratios NEW / OLD of a cell, and the medians of both sides.
-_Paired = tuple[list[float], float, float]
 
 
 def compare(
-    old: Sequence[Cell],
-    new: Sequence[Cell],
-    *,
-    threshold: float = THRESHOLD,
-    figures: Sequence[str] = ("prefill", "decode"),
-    ratios: bool = False,
+    old: Sequence[Cell], new: Sequence[Cell], *, threshold: float = THRESHOLD
 ) -> Comparison:
     """Compare the cells that both sides have.
 
     A line is slower if its ratio is at or past the threshold, and its whole interval below 1. So a
     comparison of a build with itself finds a change at most once in 20 times, however many cells
-    there are; ``tests/report/test_compare_rates.py`` checks that, and how surely a change of 5 % is
-    found, on simulated noise. Choose a threshold well below the changes to be found: noise moves
-    the estimate either way.
+    there are. Choose a threshold well below the changes to be found: noise moves the estimate
+    either way.
 
     Args:
         old, new: cells, in any order. Of a cell that was measured more than once the last counts.
-        threshold, figures, ratios: as of :func:`pyllama_mtp.bench.compare`.
+        threshold: as of :func:`pyllama_mtp.bench.compare`.
 
     Raises:
         UsageError: no cell is on both sides, no cell has two samples, or a bad argument.
     """
     allowed = "at least 0 and below 1, such as 0.03 for 3 %"
     threshold = number("threshold", threshold, lambda share: 0 <= share < 1, allowed)
-    if not figures or set(figures) - set(SPEEDS):
-        raise UsageError(f"figures must be some of {', '.join(SPEEDS)}, not {figures!r}")
     ignored = _ignored(old, new)
     label = Labels([*old, *new], {*ignored, "n_context"})
     before, after = (  # of cells that are the same measurement the last one
@@ -183,7 +169,7 @@ def compare(
         for name, side, kept in (("OLD", old, before), ("NEW", new, after))
         if (again := sum(bool(cell.samples) for cell in side) - len(kept))
     ]
-    lines = _lines(pairs, label, figures, (old, new) if ratios else None)
+    lines = _lines(pairs, label)
     changes = [
         Change(*line, one.value, one.low, one.high, one.n, _judge(one, threshold))
         for (line, _), one in zip(lines, typical_ratios([rows for _, rows in lines]), strict=True)
@@ -191,7 +177,7 @@ def compare(
     notes += _differences(pairs)
     for name, side in (("OLD", old), ("NEW", new)):
         notes += [f"{name}: {note}" for note in waiting_note(side)]
-    return Comparison(changes, only_old, only_new, notes, threshold, ratios)
+    return Comparison(changes, only_old, only_new, notes, threshold)
 
 
 def of_variants(cells: Iterable[Cell], old: str, new: str) -> tuple[list[Cell], list[Cell]]:
@@ -223,65 +209,33 @@ def _ignored(old: Sequence[Cell], new: Sequence[Cell]) -> set[str]:
     }
 
 
-def _lines(
-    pairs: Sequence[tuple[Cell, Cell]],
-    label: Labels,
-    figures: Sequence[str],
-    sides: Sequence[Sequence[Cell]] | None,
-) -> list[_Line]:
-    """Lines of the cells, of all sizes of each series and of all cells. `sides`: all cells of OLD
-    and NEW, to compare ratios to no MTP; None: speeds."""
+def _lines(pairs: Sequence[tuple[Cell, Cell]], label: Labels) -> list[_Line]:
+    """Lines of the cells, of all sizes of each series and of all cells."""
     lines: list[_Line] = []
-    paired = _against_no_mtp if sides else _speeds
     means = {id(cell) for cell in averaged(old for old, _ in pairs)}
-    for figure in figures:
+    for figure in SPEEDS:
         of_series: dict[str, list[list[float]]] = {}
         whole = list[list[float]]()
         for old, new in pairs:
-            if pairs_of_cell := paired(old, new, SPEEDS[figure], sides or ()):
-                name, row = label(old), pairs_of_cell[0]
+            if row := paired_ratios(new, old, SPEEDS[figure]):
+                name = label(old)
                 of_series.setdefault(name, []).append(row)
                 whole += [row] * (id(old) in means)
-                lines.append(
-                    ((figure, name, old.n_prompt, old.n_context, *pairs_of_cell[1:]), [row])
-                )
+                speeds = (_median(old, SPEEDS[figure]), _median(new, SPEEDS[figure]))
+                lines.append(((figure, name, old.n_prompt, old.n_context, *speeds), [row]))
         several = {f"{name}, all sizes": own for name, own in of_series.items() if len(own) > 1}
-        # Cells of one size share the samples without MTP, so the noise of their ratios to no MTP
-        # does not average out.
-        if len(of_series) > 1 and whole and not sides:
+        if len(of_series) > 1 and whole:
             several["all cells"] = whole
         over = (None,) * 4
         lines += [((figure, name, *over), own) for name, own in several.items()]
     if not lines:
-        wanted = "a cell with MTP beside one without" if sides else "a speed"
-        raise UsageError(
-            f"there is nothing to compare: no repeat has {wanted} on both sides"
-            + ("; compare the speeds, without --ratios" if sides else "")
-        )
+        raise UsageError("there is nothing to compare: no repeat has a speed on both sides")
     return lines
 
 
-def _speeds(old: Cell, new: Cell, figure: Figure, _: object) -> _Paired | None:
-    paired = paired_ratios(new, old, figure)
-    if not paired:
-        return None
-    before, after = (
-        median(speed for sample in cell.samples if (speed := getattr(sample, figure)) > 0)
-        for cell in (old, new)
-    )
-    return paired, before, after
-
-
-def _against_no_mtp(
-    old: Cell, new: Cell, figure: Figure, sides: Sequence[Sequence[Cell]]
-) -> _Paired | None:
-    theirs, ours = (
-        paired_ratios(cell, base, figure) if (base := base_of(cell, side)) else []
-        for cell, side in zip((old, new), sides, strict=True)
-    )
-    if not (old.n_max and theirs and ours):
-        return None
-    return [b / a for a, b in zip(theirs, ours, strict=False)], median(theirs), median(ours)
+def _median(cell: Cell, figure: Figure) -> float:
+    speeds: list[float] = [getattr(sample, figure) for sample in cell.samples]
+    return median(speed for speed in speeds if speed > 0)
 
 
 def _judge(found: Ratio, threshold: float) -> Verdict:
@@ -318,9 +272,8 @@ def _differences(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
 
 
 def _table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    unit, digits = ("to no-MTP", 3) if comparison.ratios else ("tok/s", 1)
     headings = [
-        *("figure", "prompt", "mode", f"OLD {unit}", f"NEW {unit}"),
+        *("figure", "prompt", "mode", "OLD tok/s", "NEW tok/s"),
         *("NEW/OLD", "interval", "pairs", "verdict"),
     ]
     rows = [
@@ -328,7 +281,7 @@ def _table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
             change.figure,
             NONE if change.n_prompt is None else size_name(change.n_prompt, change.n_context or 0),
             change.name,
-            *(NONE if v is None else f"{v:,.{digits}f}" for v in (change.old, change.new)),
+            *(NONE if v is None else f"{v:,.1f}" for v in (change.old, change.new)),
             f"{change.ratio:.3f}",
             NONE if change.low is None else f"{change.low:.3f}-{change.high:.3f}",
             str(change.n),
@@ -354,9 +307,8 @@ def _summary(comparison: Comparison) -> str:
 
 def _notes(comparison: Comparison, names: tuple[str, str]) -> list[str]:
     """What the figures are, what else differs, and which cells have no partner."""
-    what = "ratios to no MTP" if comparison.ratios else "speeds"
     return [
-        f"OLD is {names[0]}, NEW is {names[1]}; paired {what}, above 1 is faster; with "
+        f"OLD is {names[0]}, NEW is {names[1]}; paired speeds, above 1 is faster; with "
         f"{100 * CONFIDENCE:g} % no line is called slower or faster because of noise",
         *comparison.notes,
         *(f"only in OLD: {cell}" for cell in comparison.only_old),
@@ -376,11 +328,7 @@ def print_comparison(comparison: Comparison, names: tuple[str, str], file: IO[st
     headings, rows = _table(comparison)
     headings = [heading.replace(" ", "\n", 1) for heading in headings]
     styles = [_STYLES[change.verdict] for change in comparison.changes]
-    table = terminal_table(
-        headings, rows, _WORDS, styles, grouped=True, padding=(0, 0, 0, 0), show_edge=False
-    )
     output = console(file, None if file.isatty() else UNLIMITED)
-    print_whole(output, table)
-    output.print()
+    print_whole(output, terminal_table(headings, rows, _WORDS, styles))
     for line in (*_notes(comparison, names), _summary(comparison)):
         output.print(line, soft_wrap=True)

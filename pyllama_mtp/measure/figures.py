@@ -29,7 +29,7 @@ from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.plan import ImageFile
-    from pyllama_mtp.measure.sample import Profile, Sample
+    from pyllama_mtp.measure.sample import Sample
 
 #: Raised when the meaning of a field changes; see records.py.
 SCHEMA: Literal[2] = 2
@@ -62,7 +62,6 @@ class Cell:
         run: id of the run.
         slow_types: tensor types without a fast path for a few rows on the CPU, and their shares of
             what a plain step reads; empty: not looked at.
-        profile: where the time of the prompt goes; None: not measured.
         image: with which the prompts begin, or None.
         loaded: of the model, see :class:`.RunHeader`.
     """
@@ -85,7 +84,6 @@ class Cell:
     repeats: list[int] = field(default_factory=list)
     run: str = ""
     slow_types: dict[str, float] = field(default_factory=dict)
-    profile: Profile | None = None
     image: ImageFile | None = None
     loaded: dict[str, Any] = field(default_factory=dict)
 
@@ -171,10 +169,9 @@ class Cell:
     def _median(self, figure: str) -> float | None:
         return median(getattr(one, figure) for one in self.samples) if self.samples else None
 
-    def spread(self, figure: Figure, by_cpu: bool = False) -> tuple[float, float, float] | None:
-        """Median, lowest and highest of the samples; None where nothing was measured. `by_cpu`: by
-        the thread's CPU time, as :func:`paired_ratios` counts."""
-        values = [_figure(sample, figure, by_cpu) for sample in self.samples]
+    def spread(self, figure: Figure) -> tuple[float, float, float] | None:
+        """Median, lowest and highest of the samples; None where nothing was measured."""
+        values = [float(getattr(sample, figure)) for sample in self.samples]
         speeds = [value for value in values if value > 0]
         middle = median(values) if values else 0.0
         return (middle, min(speeds), max(speeds)) if speeds and middle else None
@@ -220,8 +217,7 @@ class Cell:
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""
         figures: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
-        figures |= {"profile": self.profile or {}, "schema": SCHEMA}
-        return msgspec.json.encode(figures).decode()
+        return msgspec.json.encode({**figures, "schema": SCHEMA}).decode()
 
 
 #: All fields and figures of a cell.
@@ -261,21 +257,9 @@ def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
 
     For `elapsed_s` this is a ratio of times: below 1 is faster. Samples without a rate (0: nothing
     was decoded) are left out.
-
-    With one thread on a CPU, speeds are by its CPU time, if both cells know it; what other programs
-    and other guests of the machine took of the core does not count then. (Several threads wait for
-    each other, at work or spinning, so their CPU time says little.)
     """
-    by_cpu = by_cpu_time(cell) and by_cpu_time(base)
-    ours, theirs = _by_repeat(cell, figure, by_cpu), _by_repeat(base, figure, by_cpu)
+    ours, theirs = _by_repeat(cell, figure), _by_repeat(base, figure)
     return [ours[repeat] / theirs[repeat] for repeat in sorted(ours) if repeat in theirs]
-
-
-def by_cpu_time(cell: Cell) -> bool:
-    """Whether ratios of this cell can use CPU time: it is known, of one thread, on a CPU."""
-    return (
-        threads_of(cell) == 1 and cell.backend == "CPU" and all(one.cpu_s for one in cell.samples)
-    )
 
 
 def threads_of(cell: Cell) -> int:
@@ -296,21 +280,9 @@ def waited_share(cells: Iterable[Cell]) -> float:
     return min(1.0, waited / (whole or 1.0))
 
 
-def _by_repeat(cell: Cell, figure: Figure, by_cpu: bool) -> dict[int, float]:
-    figures = [_figure(sample, figure, by_cpu) for sample in cell.samples]
+def _by_repeat(cell: Cell, figure: Figure) -> dict[int, float]:
+    figures = [float(getattr(sample, figure)) for sample in cell.samples]
     return {repeat: value for repeat, value in zip(cell.repeats, figures, strict=True) if value > 0}
-
-
-def _figure(sample: Sample, figure: Figure, by_cpu: bool) -> float:
-    """The figure; `by_cpu`: with CPU time in place of wall clock."""
-    value = float(getattr(sample, figure))
-    if not by_cpu:
-        return value
-    if figure == "elapsed_s":
-        return sum(sample.cpu_s.values())
-    phase = figure.removesuffix("_tps")
-    spent = sample.cpu_s.get(phase, 0.0)
-    return value * float(getattr(sample, f"{phase}_s")) / spent if spent > 0 else 0.0
 
 
 def ratio_to(cell: Cell, base: Cell | None, figure: Figure) -> Ratio | None:

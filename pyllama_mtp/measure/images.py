@@ -7,8 +7,7 @@ import base64
 import hashlib
 import io
 import os
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,17 +51,13 @@ class Picture:
     def read(cls, source: ImageSource, mmproj: Any = None) -> Picture:
         """Read an image. Raises UsageError: see :func:`.pixels_of`."""
         pixels = pixels_of(source)
-        name, data = "", pixels.tobytes()
-        if isinstance(source, bytes | bytearray | memoryview):
-            data = bytes(source)
-        elif isinstance(source, os.PathLike) or (
+        name = ""
+        if isinstance(source, os.PathLike) or (
             isinstance(source, str) and not source.startswith("data:")
         ):
             name = Path(source).name
-            with suppress(OSError):  # it was there a moment ago
-                data = Path(source).read_bytes()
         height, width = pixels.shape[:2]
-        file = ImageFile(name, hashlib.sha256(data).hexdigest(), width, height)
+        file = ImageFile(name, hashlib.sha256(pixels.tobytes()).hexdigest(), width, height)
         return cls(pixels, file, None if mmproj is None else os.fspath(mmproj))
 
     def png(self) -> str:
@@ -127,11 +122,3 @@ class Imaging:
                 "give another text with --prompt-file"
             )
         return made
-
-
-def beginning(prompt: ImagePrompt, n_tokens: int) -> ImagePrompt | None:
-    """The first `n_tokens` of a prompt, which are not encoded again; None: they end within the
-    image, or right behind it."""
-    if n_tokens <= prompt.images[-1].end:
-        return None
-    return replace(prompt, entries=prompt.entries[:n_tokens], encode_s=0.0)

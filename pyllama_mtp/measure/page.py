@@ -37,8 +37,6 @@ TITLES: dict[Kind, str] = {
 }
 #: What speeds are drawn against, in words; see :func:`along`.
 _X_WORDS = {"n_prompt": "prompt size (tokens)", "n_context": "length of the context (tokens)"}
-#: Speeds that differ by more are drawn on a logarithmic axis.
-_LOGARITHMIC = 8.0
 
 
 # -- what the plots show ---------------------------------------------------------------------------
@@ -80,66 +78,50 @@ def check_kind(kind: str) -> Kind:
 
 def along(cells: Iterable[Cell]) -> str:
     """The attribute of cells against which speeds are drawn: `n_context` if there are filled
-    contexts; then prompt sizes are curves of their own; else `n_prompt`."""
+    contexts, else `n_prompt`."""
     return "n_context" if any(cell.n_context for cell in cells) else "n_prompt"
 
 
 def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
     """The curves of a plot, without MTP first, then by depth, the adaptive depth last.
 
-    A speed is the median of the samples, with the lowest and the highest as bounds; by CPU time
-    where ratios are (:func:`.paired_ratios`). A ratio to no MTP is the estimate from the paired
-    ratios, with its interval (see :class:`.Ratio`). Acceptance is accepted / drafted: at each
-    position, totals over all samples and sizes, see :func:`.shown_rates`; or, where there are
-    filled contexts, of all positions for each length.
+    A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
+    MTP is the estimate from the paired ratios, with its interval (see :class:`.Ratio`). Acceptance
+    is accepted / drafted by position, totals over all samples and sizes: :func:`.shown_rates`.
     """
     shown = [cell for cell in figures.latest(cells) if cell.samples]
-    by_context, place = along(shown) == "n_context", attrgetter(along(shown))
-    ignored = {"n_context"} if by_context else set[str]()
-    several = by_context and kind != "models" and len({cell.n_prompt for cell in shown}) > 1
+    place, ignored = attrgetter(along(shown)), {along(shown)}
     places = {id(cell): int(place(cell)) for cell in shown}
     if kind == "models":
         ignored = {"model", "machine", "class", "image", "n_context"}
         parts = enumerate(figures.sections(cells))
         places = {id(cell): number for number, part in parts for cell in part}
     label = figures.Labels(shown, ignored)
-    by_series: dict[tuple[figures.SeriesKey, int], dict[int, Cell]] = {}
+    by_series: dict[figures.SeriesKey, dict[int, Cell]] = {}
     for cell in sorted(shown, key=attrgetter("n_context", "n_prompt")):
-        key = figures.series_key(cell, ignored), cell.n_prompt if several else 0
-        by_series.setdefault(key, {}).setdefault(places[id(cell)], cell)
+        own = by_series.setdefault(figures.series_key(cell, ignored), {})
+        own.setdefault(places[id(cell)], cell)
     drawn, depth = [], attrgetter("adaptive", "n_max")
     members = sorted(by_series.values(), key=lambda own: depth(next(iter(own.values()))))
     for number, own in enumerate(members):
-        first = next(iter(own.values()))
-        words = label(first) + (f", prompt {first.n_prompt}" if several else "")
-        if points := tuple(_points(own, cells, kind, by_context)):
-            drawn.append(Curve(words, points, number))
+        if points := tuple(_points(own, cells, kind)):
+            drawn.append(Curve(label(next(iter(own.values()))), points, number))
     return drawn
 
 
-def _points(
-    members: Mapping[int, Cell], cells: Sequence[Cell], kind: Kind, by_context: bool
-) -> Iterator[Point]:
+def _points(members: Mapping[int, Cell], cells: Sequence[Cell], kind: Kind) -> Iterator[Point]:
     """The points of a series. `members`: its cells, by their place."""
-    if kind == "acceptance" and not by_context:
+    if kind == "acceptance":
         rates = shown_rates(cell for cell in members.values() if cell.n_max)
         yield from (Point(n, rate) for n, rate in enumerate(rates, start=1) if rate is not None)
         return
     figure: Figure = "prefill_tps" if kind.startswith("prefill") else "decode_tps"
     for place, cell in sorted(members.items(), key=itemgetter(0)):
-        if kind == "acceptance":
-            if cell.n_max and (drafted := sum(cell.drafted)) >= LEAST_DRAFTS:
-                yield Point(place, sum(cell.accepted) / drafted)
-        elif kind.endswith("-ratio"):
+        if kind.endswith("-ratio"):
             if ratio := figures.ratio_to_plain(cell, cells, figure):
                 yield Point(place, ratio.value, ratio.low, ratio.high)
-        elif spread := cell.spread(figure, by_cpu(cells)):
+        elif spread := cell.spread(figure):
             yield Point(place, *spread) if len(cell.samples) > 1 else Point(place, spread[0])
-
-
-def by_cpu(cells: Iterable[Cell]) -> bool:
-    """Whether plots of these cells count CPU time: then speeds and ratios agree."""
-    return all(figures.by_cpu_time(cell) for cell in cells if cell.samples)
 
 
 def why_nothing(cells: Sequence[Cell], kind: Kind) -> str:
@@ -187,9 +169,8 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind) -> None:
     shown = curves(cells, kind)
     if not shown:
         raise UsageError(f"there is nothing to plot: {why_nothing(cells, kind)}")
-    x = along(cells)
-    where = _X_WORDS[x]
-    if kind == "acceptance" and x == "n_prompt":
+    where = _X_WORDS[along(cells)]
+    if kind == "acceptance":
         where = "draft position in the round (1 is the first)"
     places = sorted({point.x for curve in shown for point in curve.points})
     names = [str(place) for place in places]
@@ -204,7 +185,7 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind) -> None:
     step = 1 if kind == "models" else -(-len(places) // 12)
     axes.set_xticks([*range(len(places))][::step], names[::step])
     axes.set_xlabel(where)
-    _scale_y(axes, shown, kind, by_cpu(cells))
+    _scale_y(axes, shown, kind)
     axes.set_title("\n".join([*_caption(cells, kind)]), loc="left", fontsize="medium")
     columns = max(1, min(6, len(shown), 90 // (max(len(one.label) for one in shown) + 8)))
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=columns, frameon=False)
@@ -258,23 +239,18 @@ def _value(point: Point, kind: Kind) -> str:
     return speed_words(point.y) if point.low else f"~{float(f'{point.y:.2g}'):,g}"
 
 
-def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind, cpu: bool) -> None:
-    """From 0, or logarithmic where speeds differ much."""
+def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind) -> None:
+    """From 0. Long error bars, of few repeats, are cut at twice the largest value."""
     points = [point for curve in drawn for point in curve.points]
-    ratio, speed = kind.endswith("-ratio"), kind in ("prefill", "decode", "models")
-    # Bars of few repeats may be long; beyond twice the largest value they are cut.
-    top = max(point.y for point in points)
-    high = min(2 * top, max(point.high or point.y for point in points))
-    if speed and high / min(point.low or point.y for point in points) > _LOGARITHMIC:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(0, 1.12 * max(high, 0.0 if speed else 1.0))
-    if speed:
-        axes.yaxis.set_major_formatter("{x:,.12g}")
-    if ratio:
+    high = min(2 * max(point.y for point in points), max(point.high or point.y for point in points))
+    axes.set_ylim(0, 1.12 * high)
+    if kind == "acceptance":
+        axes.set_ylabel("accepted / drafted")
+    elif kind.endswith("-ratio"):
         axes.axhline(1.0, color="gray", linewidth=1.2, linestyle="--")
-    words = "speed / that of no MTP" if ratio else "accepted / drafted"
-    axes.set_ylabel(f"tokens per second{' of CPU time' * cpu}" if speed else words)
+        axes.set_ylabel("speed / that of no MTP")
+    else:
+        axes.set_ylabel("tokens per second")
 
 
 def _caption(cells: Sequence[Cell], kind: Kind) -> Iterator[str]:
@@ -320,7 +296,6 @@ class Section:
         about: machine, date and command, by name.
         columns, rows: the whole table; of a cell that was measured more than once the last counts.
         above: what stands above the table; `notes`: what stands below it.
-        warnings: the former, and of a busy machine, which is among the notes, too.
     """
 
     def __init__(self, cells: Sequence[Cell], commands: Mapping[str, str]) -> None:
@@ -331,12 +306,11 @@ class Section:
         # The cell without MTP that a ratio needs may not be shown.
         self.rows = table.matrix_rows(shown, self.columns, cells)
         self.above = table.above(cells)
-        self.warnings = [*self.above, *table.waiting_note(cells)]
         self.notes = table.matrix_notes(shown)
         if again := len(cells) - len(shown):
             said = f"measured more than once, the last counts: {counted(again, 'cell')}"
             self.notes.append(said)
-        self.about = [("machine", _machine(cells[-1]))]
+        self.about = [("machine", figures.machine_words(cells[-1]))]
         if times := sorted(cell.time for cell in cells if cell.time):
             days = dict.fromkeys(time_words(time) for time in (times[0], times[-1]))
             self.about.append(("measured", " to ".join(days)))
@@ -351,16 +325,6 @@ class Section:
         return "\n\n".join([f"## {self.title}", *self.results, about, *self.above, *parts])
 
 
-def _machine(cell: Cell) -> str:
-    machine, words = cell.machine, [figures.machine_words(cell)]
-    if memory := machine.get("memory_bytes"):
-        words.append(f"{memory / 2**30:.0f} GiB")
-    words += [str(machine[name]) for name in ("os", "arch") if machine.get(name)]
-    if machine.get("python"):
-        words.append(f"Python {machine['python']}")
-    return "; ".join(words)
-
-
 def title_of(cells: Sequence[Cell]) -> str:
     """The model of a section, and the class of its prompts if it is not plain text."""
     kind = cells[0].prompt_class
@@ -368,12 +332,8 @@ def title_of(cells: Sequence[Cell]) -> str:
 
 
 def time_words(time: str) -> str:
-    """2026-11-20T23:31:02+00:00 as 2026-11-20 23:31 UTC; any other text as it is."""
-    try:
-        moment = datetime.fromisoformat(time)
-    except ValueError:
-        return time
-    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+    """2026-11-20T23:31:02+00:00, which is UTC, as 2026-11-20 23:31 UTC."""
+    return f"{time[:16].replace('T', ' ')} UTC"
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -473,5 +433,4 @@ def _page(sections: Sequence[Section], plots: Mapping[str, bytes], command: str)
         command=command,
         sections=sections,
         plots=encoded,
-        why_nothing=why_nothing,
     )

@@ -30,9 +30,8 @@ from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.llama.vision import IMAGE_MARKER
 from pyllama_mtp.measure.images import ImageText, Picture
-from pyllama_mtp.measure.profile import WARM_UP_TOKENS
 from pyllama_mtp.measure.records import Build
-from pyllama_mtp.measure.runner import SideBySide, Task
+from pyllama_mtp.measure.runner import WARM_UP_TOKENS, SideBySide, Task
 from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Settings
 
@@ -192,10 +191,6 @@ class PeerOptions:
 # -- output ----------------------------------------------------------------------------------------
 
 
-class OutputError(PeerError):
-    """The output is not as known from this version of the program."""
-
-
 def made_sample(
     n_prompt: int, n_decoded: int, prefill_tps: float, decode_tps: float, accepted: int = 0
 ) -> Sample:
@@ -230,23 +225,16 @@ def parse_llama_bench(text: str) -> tuple[float, int, int]:
     with one test; the number of the other kind of tokens is 0.
 
     Raises:
-        OutputError: not JSON, more or fewer tests than one, or fields missing.
+        PeerError: not JSON, more or fewer tests than one, or fields missing.
     """
     try:
-        tests = json.loads(text)
-        if len(tests) != 1 or len(tests[0]["samples_ts"]) != 1:
-            raise OutputError(
-                f"llama-bench printed {len(tests)} tests; one with one sample is read"
-            )
-        test = tests[0]
-        speed = _rate(test["samples_ts"][0]), int(test["n_prompt"]), int(test["n_gen"])
+        (test,) = json.loads(text)
+        (speed,) = test["samples_ts"]
+        return _rate(speed), int(test["n_prompt"]), int(test["n_gen"])
     except (KeyError, TypeError, ValueError) as error:
-        raise OutputError(
+        raise PeerError(
             f"llama-bench's JSON has no usable field ({error!r}): {text[:200]!r}"
         ) from error
-    if speed[1] and speed[2]:
-        raise OutputError("llama-bench mixed prompt and generation in one test")
-    return speed
 
 
 def parse_timings(response: Any, n_context: int = 0) -> Sample:
@@ -255,7 +243,7 @@ def parse_timings(response: Any, n_context: int = 0) -> Sample:
     `predicted_n` counts the first token; `predicted_per_second`, like our speeds, does not.
 
     Raises:
-        OutputError: no timings, or more or less of the prompt was in the server's cache than
+        PeerError: no timings, or more or less of the prompt was in the server's cache than
             `n_context` tokens.
     """
     try:
@@ -267,21 +255,21 @@ def parse_timings(response: Any, n_context: int = 0) -> Sample:
         decode = _rate(timings["predicted_per_second"]) if n_decoded > 0 else 0.0
         n_prompt = int(timings["prompt_n"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise OutputError(
+        raise PeerError(
             f"llama-server's response has no usable timings ({error!r}): {response!r:.200}"
         ) from error
     if cached != n_context:
-        raise OutputError(
+        raise PeerError(
             f"llama-server took {cached} prompt tokens from its cache, where {n_context} were to be"
         )
     return made_sample(n_prompt, n_decoded, prefill, decode, accepted)
 
 
 def _rate(value: Any) -> float:
-    """Tokens per second. Raises OutputError, TypeError or ValueError for anything else."""
+    """Tokens per second. Raises PeerError, TypeError or ValueError for anything else."""
     rate = float(value)
     if not (math.isfinite(rate) and rate > 0):
-        raise OutputError(f"a speed of {rate} tokens per second is none")
+        raise PeerError(f"a speed of {rate} tokens per second is none")
     return rate
 
 
@@ -418,7 +406,6 @@ def completion_request(prompt: Any, n_predict: int, seed: int) -> dict[str, Any]
         "ignore_eos": True,
         "cache_prompt": False,
         "seed": seed,
-        "stream": False,
     }
 
 
@@ -485,17 +472,13 @@ class LlamaServer:
         return {"prompt_string": said, "multimodal_data": [*images]}
 
     def complete(self, request: Mapping[str, Any]) -> Any:
-        """The response to a completion; with `stream` the last event. Raises PeerError when the
-        server refuses or dies."""
+        """The response to a completion. Raises PeerError when the server refuses or dies."""
         data = json.dumps(request).encode()
         headers = {"Content-Type": "application/json"}
         call = urllib.request.Request(f"{self.url}/completion", data, headers)
         try:
             with _opener.open(call, timeout=ANSWER_TIMEOUT_S) as answer:
-                if not request.get("stream"):
-                    return json.load(answer)
-                events = [line for line in answer if line.startswith(b"data: {")]
-                return json.loads(events[-1][len(b"data: ") :] if events else b"")
+                return json.load(answer)
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:500]
             raise PeerError(f"{_SERVER} answered {error.code}: {said}") from error
@@ -564,7 +547,7 @@ class PeerRunner(SideBySide):
         measured = (self._sample.n_prompt, self._sample.n_generated)
         wanted = (len(task.prompts[0]) - task.n_context, task.max_tokens)
         if measured != wanted:
-            raise OutputError(
+            raise PeerError(
                 f"{self.build.program} processed {measured[0]} tokens and generated "
                 f"{measured[1]}, where {wanted[0]} and {wanted[1]} were asked for"
             )
@@ -626,11 +609,7 @@ def _by_llama_bench(
     def run(*test: object) -> tuple[float, int, int]:
         command = [*peer.command, *options.arguments(), *map(str, test), "-r", "1", "-o", "json"]
         with Program(peer.build.program, command) as program:
-            printed = program.wait(TIMEOUT_S)
-            try:
-                return parse_llama_bench(printed)
-            except OutputError as error:
-                raise OutputError(f"{error}; {program.last_words()}") from error
+            return parse_llama_bench(program.wait(TIMEOUT_S))
 
     filled = ("-d", n_context) if n_context else ()
     prefill_tps, n_prompt, _ = run("-p", n_prompt, "-n", 0, *filled)

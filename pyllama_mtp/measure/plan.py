@@ -68,7 +68,7 @@ class ImageFile(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         name: of its file, without the folder; "": it came from no file.
-        sha256: of the file; where there is none, of the pixels.
+        sha256: of the pixels; in older records of the file.
         width, height: in pixels, before the encoder scales it.
         n_tokens: that it has in a prompt.
         mmproj, mmproj_sha256: the encoder's file.
@@ -143,12 +143,6 @@ class Key(Struct, frozen=True):
         axes = {name: value for name, value in self.axes.items() if name in PLAIN_AXES}
         return replace(self, n_max=0, adaptive=False, axes=axes)
 
-    @property
-    def way(self) -> Key:
-        """What the cells have in common that process a text in the same way."""
-        axes = {name: value for name, value in self.axes.items() if name != "n_context"}
-        return replace(self, n_max=min(self.n_max, 1), adaptive=False, axes=axes)
-
     def axis(self, name: str) -> str:
         """The value on an axis in words; "" where the axis does not matter. A switch that is not
         among the axes has its default."""
@@ -176,7 +170,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         classes: kinds of prompts: "text", "code", "factual", "thinking", "instruction"; "image":
             text after the image.
         libraries, peers: this project's libraries and other programs; names in `builds`.
-        prompt_step: prompts were processed by turns of so many tokens; 0: one after the other.
         prompts: where the text of the prompts came from.
         image: of the class "image", whose prompts begin with it; its tokens are among their size.
         auto_most: most drafts of the depth "auto".
@@ -190,7 +183,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     classes: tuple[str, ...] = ("text",)
     libraries: tuple[str, ...] = ("",)
     peers: tuple[str, ...] = ()
-    prompt_step: int = 0
     prompts: str = ""
     stop_at_end: bool = False
     repeats: dict[str, int] = {}
@@ -217,8 +209,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
             raise UsageError("other programs are measured with one sequence; leave n_sequences out")
         if "n_context" in self.axes:
             self._check_contexts()
-        if self.prompt_step and "n_sequences" in self.axes:
-            raise UsageError("prompts of several sequences have no steps; leave one of them out")
         if (self.image is not None) != (IMAGE in self.classes):
             raise UsageError(
                 "prompts of the class 'image' need an image (--image FILE), and an image needs "

@@ -93,7 +93,7 @@ class Workload:
     """Cuts prompts out of one long, endless stream of tokens.
 
     Repeat r of an n-token prompt follows repeat r - 1 in the stream, so that texts overlap only
-    where there is too little text; no two repeats begin at the same token.
+    where there is too little text: then the stream begins anew.
 
     Args:
         model: tokenizes the text.
@@ -118,24 +118,11 @@ class Workload:
             raise UsageError(
                 f"a prompt of {n_tokens} tokens is too short; give at least {around + 1}"
             )
-        start = self._start(n_text, repeat)
+        start = repeat * n_text
         self._fill(start + n_text)
         size = len(self._tokens)
         text = [self._tokens[(start + i) % size] for i in range(n_text)]
         return self._prefix + text
-
-    def _start(self, n_text: int, repeat: int) -> int:
-        """The place in the stream at which a repeat begins."""
-        taken: set[int] = set()
-        start = 0
-        for number in range(repeat + 1):
-            start = number * n_text
-            self._fill(start + n_text)
-            size = len(self._tokens)
-            while start % size in taken and len(taken) < size:
-                start += 1
-            taken.add(start % size)
-        return start
 
     def _fill(self, n_tokens: int) -> None:
         """Tokenize documents until there are `n_tokens`, or no more text."""
@@ -283,12 +270,13 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
     return prompts
 
 
-def check_classes(classes: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Raises UsageError for a class without prompts. `others`: classes that there are as well."""
+def check_classes(classes: Sequence[str], texts: Sequence[str] = ()) -> None:
+    """Raises UsageError for a class without prompts. `texts`: classes of plain text among them."""
     for name in classes:
-        if name not in QUESTIONS:
-            known = ", ".join([*others, *QUESTIONS])
-            raise UsageError(f"no prompts of class {name!r}; there are {known}")
+        if name not in (*texts, *QUESTIONS):
+            raise UsageError(
+                f"no prompts of class {name!r}; there are {', '.join([*texts, *QUESTIONS])}"
+            )
         if name in PUBLISHED:
             published_prompts(name)
 
@@ -316,7 +304,6 @@ def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> l
     Raises:
         UsageError: a class without prompts.
     """
-    check_classes(classes)
     demo = demo_prompts() if is_demo(model_path) else []
     own = {name: [prompt for prompt in demo if prompt.kind == name] for name in classes}
     return [prompt for name in classes for prompt in own[name] or package_prompts([name])]
@@ -336,12 +323,6 @@ _PLACE = "@@THE-TEXT-GOES-HERE@@"
 #: After an image: tokens of text beyond those that are wanted, and the characters by which its
 #: beginning and its end are moved to have as many as that.
 _SPARE_TOKENS, _MOST_MOVED, _ENDS = 64, 32, (0, 1, -1, 2, -2, 3, -3)
-
-
-def check_class(name: str) -> None:
-    """Raises UsageError when there are no prompts of a class."""
-    if name not in TEXTS:
-        check_classes([name], TEXTS)
 
 
 def padded_tokens(

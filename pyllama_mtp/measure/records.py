@@ -2,12 +2,11 @@
 nothing is lost.
 
 A file is JSON lines in UTF-8. A run writes a line "run"; a line "sample" for every generation, as
-soon as it is finished; "skipped" for every cell that cannot be measured; and, on request, "profile"
-for every prompt whose nodes were timed. All lines of a run have its id in `run`. A file may hold
-several runs, and a run may go on later, at the end of the same file. Lines are never changed or
-removed. A cell is all samples of a run with the same `cell`; its figures are computed when the file
-is read. Older files have the switches of MTP among the `settings` of a line only, not among the
-axes of its `cell`.
+soon as it is finished; and "skipped" for every cell that cannot be measured. All lines of a run
+have its id in `run`. A file may hold several runs, and a run may go on later, at the end of the
+same file. Lines are never changed or removed. A cell is all samples of a run with the same `cell`;
+its figures are computed when the file is read. Older files have the switches of MTP among the
+`settings` of a line only, not among the axes of its `cell`.
 
 Speeds are tokens per second, times are seconds of wall clock. A last line without a line break was
 being written when the program was killed; it counts only if it is whole. Readers ignore keys that
@@ -33,7 +32,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append, write_error
 from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell
 from pyllama_mtp.measure.plan import IMAGE, SWITCHES, Count, Key, Plan
-from pyllama_mtp.measure.sample import Profile, Sample
+from pyllama_mtp.measure.sample import Sample
 
 if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Device, Library
@@ -170,11 +169,8 @@ class Dropped(_Line, tag="dropped"):
     """Of older files: which groups a time budget left out. The samples that are there tell it."""
 
 
-class Profiled(OfCell, tag="profile"):
-    """Where the time of a prompt goes, computed once more, node by node. Cells of all depths above
-    0 have the prompt of their size and class in common."""
-
-    profile: Profile
+class Profiled(_Line, tag="profile"):
+    """Of older files: where the time of a prompt went."""
 
 
 Line = RunHeader | Measured | Skipped | Dropped | Profiled
@@ -225,7 +221,7 @@ class Run:
         """The id of the run."""
         return self.header.run
 
-    def add(self, line: Measured | Skipped | Profiled) -> None:
+    def add(self, line: Measured | Skipped) -> None:
         """Take the next line of a cell.
 
         Raises:
@@ -236,9 +232,7 @@ class Run:
             self.cells[key] = self._cell(key, line.settings)
         cell = self.cells[key]
         cell.time = line.time
-        if isinstance(line, Profiled):
-            cell.profile = line.profile
-        elif isinstance(line, Skipped):
+        if isinstance(line, Skipped):
             cell.skipped = line.reason
         else:
             if (key, line.repeat) in self.measured:
@@ -310,7 +304,7 @@ class Records:
             self.runs[line.run] = Run(line)
         elif run is None:
             raise UsageError(f"run {line.run} has not begun")
-        elif not isinstance(line, Dropped):
+        elif not isinstance(line, Dropped | Profiled):
             run.add(line)
 
 
@@ -380,20 +374,14 @@ def _decoded(line: bytes) -> Line:
 
 # -- writing ---------------------------------------------------------------------------------------
 
-#: The command line's advice where a file cannot be appended to.
-NAME_ANOTHER = "name another file with --output"
-
 
 def to_line(line: Line) -> bytes:
     """A record as one line, with its line break."""
     return msgspec.json.encode(line) + b"\n"
 
 
-def check_output(path: str | os.PathLike[str], advice: str = NAME_ANOTHER) -> None:
+def check_output(path: str | os.PathLike[str]) -> None:
     """Refuse, before anything is measured, a file that records cannot be appended to.
-
-    Args:
-        advice: what the message says to do.
 
     Raises:
         UsageError: the file cannot be written, or it exists and holds something else.
@@ -407,13 +395,13 @@ def check_output(path: str | os.PathLike[str], advice: str = NAME_ANOTHER) -> No
             path.unlink()
             return
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; {advice}") from None
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
     try:
         read_file(path)
     except UsageError as error:
         raise UsageError(
             f"{error}\n{path} exists and does not hold measurements that can be appended to; "
-            f"{advice}"
+            "name another file"
         ) from None
 
 
@@ -422,13 +410,11 @@ class Writer:
 
     A context manager. The first record makes the file, with the header, if there is one, before it.
     A line that an earlier run left unfinished is cut off. From then on no other writer can open the
-    file. `advice`: as of :func:`check_output`.
+    file.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], header: RunHeader | None, advice: str = NAME_ANOTHER
-    ) -> None:
-        self._path, self._header, self._advice = Path(path), header, advice
+    def __init__(self, path: str | os.PathLike[str], header: RunHeader | None) -> None:
+        self._path, self._header = Path(path), header
         self._file: int | None = None
 
     def write(self, line: Line) -> None:
@@ -457,8 +443,8 @@ class Writer:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(
-                    f"another process is measuring into {self._path}; wait for it, or "
-                    f"{self._advice}"
+                    f"another process is measuring into {self._path}; wait for it, or name "
+                    "another file"
                 ) from None
             except OSError:
                 pass  # a file system without locks

@@ -27,8 +27,8 @@ from pyllama_mtp.measure.plan import (
     SWITCHES,
     Plan,
 )
-from pyllama_mtp.measure.prompts import Prompt, check_class, source_of_prompts
-from pyllama_mtp.measure.records import NAME_ANOTHER, check_output, read_file
+from pyllama_mtp.measure.prompts import TEXTS, Prompt, check_classes, source_of_prompts
+from pyllama_mtp.measure.records import check_output, read_file
 from pyllama_mtp.measure.runner import split_library
 from pyllama_mtp.measure.text import size_name
 from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Sampling, Settings
@@ -63,13 +63,10 @@ class MatrixRequest:
         questions: of the user, for classes of their own.
         prompts: where the prompts came from, in words; "": the text says it.
         picture: of the prompts of the class "image".
-        log_misses: keep every rejected draft in the records.
         budget_s: seconds after which no further repeat begins; None: no limit.
         least_repeats: repeats that are measured whatever the budget.
         output: the file; None: no file.
-        advice: what to do about a file that cannot be written.
         resume: go on with the last run in the file.
-        profile: time the nodes of the prompts in the end.
         peer_dir: see :func:`.peers.find`.
         plan: of all this.
 
@@ -92,7 +89,6 @@ class MatrixRequest:
     libraries: tuple[str, ...] = ("",)
     peers: tuple[str, ...] = ()
     placement: Mapping[str, Any] = field(default_factory=dict)
-    prompt_step: int = 0
     stop_at_end: bool = False
     repeats: Mapping[str, int] = field(default_factory=dict)
     text: str | None = None
@@ -100,13 +96,10 @@ class MatrixRequest:
     questions: Sequence[Prompt] = ()
     prompts: str = ""
     picture: Picture | None = None
-    log_misses: bool = False
     budget_s: float | None = None
     least_repeats: int = 0
     output: str | os.PathLike[str] | None = None
-    advice: str = NAME_ANOTHER
     resume: bool = False
-    profile: bool = False
     peer_dir: str | None = None
     plan: Plan = field(init=False)
 
@@ -135,14 +128,12 @@ class MatrixRequest:
                 axes.setdefault(name, (value,))
         self.plan = self._plan(axes)
         self._check_libraries()
-        if self.profile and self.plan.contexts[-1]:
-            raise UsageError("--profile times prompts in an empty context; leave --at out")
         if self.resume:
             if self.output is None:
                 raise UsageError("--resume needs the file of the run; leave --no-output out")
             read_file(self.output)  # which refuses a file that is not there
         if self.output is not None:
-            check_output(self.output, self.advice)
+            check_output(self.output)
 
     @property
     def mtp(self) -> bool | None:
@@ -157,9 +148,7 @@ class MatrixRequest:
         usual_class = IMAGE if image else "source" if filled else "text"
         classes = _several("classes", self.classes, (usual_class,), "('text', 'code')")
         own = {question.kind for question in self.questions}
-        for name in classes:
-            if name not in own:
-                check_class(name)
+        check_classes([name for name in classes if name not in own], TEXTS)
         sizes = _several("sizes", self.sizes, FILLED_SIZES if filled else SIZES, "(512, 2048)")
         rates = self._rates(axes)
         usual = tuple(d for d in DEPTHS if rates is None or d == "auto" or int(d) <= len(rates))
@@ -176,7 +165,6 @@ class MatrixRequest:
             classes,
             tuple(map(_label, self.libraries)),
             self.peers,
-            self.prompt_step,
             self.prompts or source_of_prompts(self.text_name, self.text),
             self.stop_at_end,
             dict(self.repeats),

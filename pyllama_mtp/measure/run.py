@@ -138,7 +138,7 @@ def run_matrix(
     `say` is called with messages for the user.
 
     Returns:
-        the matrix: whether it was interrupted, and what it left out.
+        the matrix: whether it was interrupted, and how much is left to do.
 
     Raises:
         UsageError: settings that the library or the model cannot do, or a run that cannot go on.
@@ -156,30 +156,26 @@ def run_matrix(
             imaging = stack.enter_context(Imaging(model, request.picture, settings.threads))
             plan = replace(plan, image=imaging.file)
         runners = _runners(request, plan, settings, model, imaging, stack)
-        builds, profilers = {plan.libraries[0]: build}, {}
+        builds = {plan.libraries[0]: build}
         for name, runner in runners.items():
             if isinstance(runner, PeerRunner):
                 builds[name] = runner.build
                 if runner.missing:
                     say(f"{runner.missing}; the others are measured")
-                continue
-            if isinstance(runner, LibraryProcess):
+            elif isinstance(runner, LibraryProcess):
                 builds[name] = runner.loaded()
-            if request.profile:
-                profilers[name] = runner.profile
         header = make_header(model, library, request, plan, settings, builds)
         run, new = _begin(request, header, records, say)
-        matrix = Matrix(model, request, plan, settings, run, runners, profilers, imaging)
+        matrix = Matrix(model, request, plan, settings, run, runners, imaging)
         matrix.check()
         keep = [records.add]
         if request.output:
-            writer = stack.enter_context(Writer(request.output, new, request.advice))
+            writer = stack.enter_context(Writer(request.output, new))
             keep.insert(0, writer.write)
         matrix.on_event = stack.enter_context(watch(matrix))
         for record in matrix.run():
             for take in keep:
                 take(record)
-    matrix.remove_contexts()
     return matrix
 
 

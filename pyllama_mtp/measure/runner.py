@@ -9,30 +9,25 @@ library has a process of its own, which waits at a pipe between two requests and
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import os
 import signal
 import tempfile
-import time
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from pyllama_mtp import errors, promptfile
+from pyllama_mtp import errors
 from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.llama.native import CPU_SWITCHES
 from pyllama_mtp.llama.vision import ImagePrompt
 from pyllama_mtp.machine import waited_for_core
-from pyllama_mtp.measure.images import ImageText, Imaging, Picture, beginning
-from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, profile_prompt
-from pyllama_mtp.measure.sample import Miss, Profile, Sample
+from pyllama_mtp.measure.images import ImageText, Imaging, Picture
+from pyllama_mtp.measure.sample import Sample
 
 if TYPE_CHECKING:
     from pyllama_mtp.answer import Answer
@@ -42,16 +37,13 @@ if TYPE_CHECKING:
     from pyllama_mtp.promptfile import ProcessedPrompt
     from pyllama_mtp.session import BatchGeneration, BatchSession, Generation, Session
     from pyllama_mtp.settings import Sampling, Settings
-    from pyllama_mtp.telemetry import Pair
 
-#: Tokens before a miss whose text is kept with it.
-MISS_CONTEXT = 8
-#: A filled context is kept in a file if the last part of it took so many seconds.
-LONG_FILLING_S = 120.0
-#: The end of the names of these files.
-KEPT = ".context"
+#: Tokens that a warm-up generates.
+WARM_UP_TOKENS = 8
 
-log = logging.getLogger("pyllama_mtp")
+
+class InterruptedSample(Exception):
+    """The user interrupted a generation."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +59,7 @@ class Task:
             are no part of the sample.
         filled: settings of the session that these tokens are filled into, for this task and those
             after it; see :func:`filling`.
-        kept: how files begin in which these sessions are kept until the run is complete; "": no
-            files.
         stop_at_end: see :class:`.Plan`.
-        log_misses: keep every rejected draft.
     """
 
     settings: Settings
@@ -80,22 +69,17 @@ class Task:
     warm_up: int
     n_context: int = 0
     filled: Settings | None = None
-    kept: str = ""
     stop_at_end: bool = False
-    log_misses: bool = False
 
 
 @dataclass
 class _Run:
     session: Session | BatchSession
     generation: Generation | BatchGeneration
-    prompt: list[int] | ImagePrompt
     n_context: int = 0
     pieces: Iterator[Any] = field(init=False)
     ended: bool = False
-    read_s: float = 0.0
     waited_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
-    cpu_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
 
     def __post_init__(self) -> None:
         self.pieces = iter(self.generation)
@@ -117,13 +101,10 @@ class _Run:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Add this block's CPU time of this thread, and all threads' waiting for a core, to those
-        of prefill or decode."""
-        phase = "decode" if self.n_tokens else "prefill"
-        waited, cpu = waited_for_core(), time.thread_time()
+        """Add all threads' waiting for a core in this block to that of prefill or decode."""
+        phase, before = "decode" if self.n_tokens else "prefill", waited_for_core()
         yield
-        self.cpu_s[phase] += time.thread_time() - cpu
-        self.waited_s[phase] += waited_for_core() - waited
+        self.waited_s[phase] += waited_for_core() - before
 
 
 class SideBySide(Protocol):
@@ -136,9 +117,6 @@ class SideBySide(Protocol):
     def check(
         self, settings: Settings, n_sequences: int = 1, filled: Settings | None = None
     ) -> None:
-        return
-
-    def read(self, number: int, end: int) -> None:
         return
 
     def drop(self) -> None:
@@ -184,10 +162,6 @@ class Runner:
             return BatchSession(self._model, settings, n_sequences)
         return Session(self._model, settings)
 
-    def profile(self, settings: Settings, prompt: list[int]) -> Profile:
-        """See :func:`.profile_prompt`."""
-        return profile_prompt(self._model, settings, prompt)
-
     def begin(self, number: int, task: Task) -> None:
         """Open a session, encode images, warm it up, and give it what is to be in its context.
         Raises as :meth:`check`."""
@@ -196,7 +170,7 @@ class Runner:
         try:
             prompts = [self._encoded(prompt) for prompt in task.prompts]
             beginnings = [_warm_up(prompt, task.warm_up) for prompt in prompts]
-            warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS), beginnings[0])
+            warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS))
             warm.generation.run()
             if warm.interrupted:
                 raise InterruptedSample
@@ -204,7 +178,7 @@ class Runner:
             if copy:
                 session.copy_from(copy)
             generation = _start(session, task, prompts, task.max_tokens)
-            self._runs[number] = _Run(session, generation, prompts[0], task.n_context)
+            self._runs[number] = _Run(session, generation, task.n_context)
         except BaseException:
             session.close()
             raise
@@ -219,21 +193,10 @@ class Runner:
         self._copy = None
         (prompt,) = task.prompts
         assert isinstance(prompt, list)
-        file = Path(f"{task.kept}.{zlib.crc32(way.encode()):08x}{KEPT}") if task.kept else None
         if way not in self._filled:
             self._filled[way] = Session(self._model, task.filled)
-            with suppress(PyllamaMtpError):  # a file that is not there, or cannot be used
-                if file:
-                    self._filled[way].restore(file)
-        began = time.monotonic()
         self._filled[way].process(prompt[: task.n_context + 1])  # which leaves the last token
-        took_s = time.monotonic() - began
         copy = self._filled[way].copy()
-        if file and took_s >= LONG_FILLING_S:
-            try:
-                promptfile.write(file, copy)
-            except PyllamaMtpError as error:
-                log.warning("%s: --resume would fill the context anew", error)
         self._copy = way, task.n_context, copy
         return copy
 
@@ -243,20 +206,6 @@ class Runner:
         if self._imaging is None:
             raise UsageError("no encoder for prompts with an image")
         return self._imaging.encode(prompt)
-
-    def read(self, number: int, end: int) -> None:
-        """Process the prompt of a single sequence up to its token `end`, which is not the last; an
-        image only as a whole."""
-        run, self._copy = self._runs[number], None
-        part: list[int] | ImagePrompt | None
-        if isinstance(run.prompt, ImagePrompt):
-            part = beginning(run.prompt, end + 1)
-        else:
-            part = run.prompt[: end + 1]
-        if part is None:
-            return
-        with run.counting():  # process() leaves the last token: these are exactly `end`
-            run.read_s += run.session.process(part).prefill_s
 
     def advance(self, number: int, goal: int) -> int:
         """Generate until each sequence has `goal` tokens (1: the prefill), or a few more. Return
@@ -277,21 +226,15 @@ class Runner:
                 pass
         if run.interrupted:
             raise InterruptedSample
-        sample = Sample.from_telemetry(run.generation.telemetry)
-        sample.waited_s, sample.cpu_s = run.waited_s, run.cpu_s
-        sample.prefill_s += run.read_s
-        sample.elapsed_s += run.read_s + sample.encode_s
         telemetry = run.generation.telemetry
-        if telemetry.pairs and isinstance(run.prompt, list):
-            text = run.prompt + run.answers[0].tokens
-            sample.misses = misses(telemetry.pairs, text, sample, self._model)
+        sample = Sample.from_telemetry(telemetry)
+        sample.waited_s = run.waited_s
+        sample.elapsed_s += sample.encode_s
         if telemetry.n_cached < run.n_context:
             raise PyllamaMtpError(
                 f"only {telemetry.n_cached} of {run.n_context} tokens stayed in the context"
             )
         sample.n_prompt -= run.n_context
-        if run.read_s:
-            sample.prefill_tps = sample.n_prompt / sample.prefill_s
         memory = dict(run.session.memory())
         del self._runs[number]
         run.session.close()
@@ -328,8 +271,9 @@ def filling(settings: Settings, n_ctx: int, model: Model) -> Settings:
 
 def _warm_up(prompt: list[int] | ImagePrompt, n_tokens: int) -> list[int] | ImagePrompt:
     """The part of a prompt for a warm-up: of an image the whole, and a token after it."""
-    if isinstance(prompt, ImagePrompt):
-        return beginning(prompt, max(n_tokens, prompt.images[-1].end + 1)) or prompt
+    if isinstance(prompt, ImagePrompt):  # which is not encoded again
+        end = max(n_tokens, prompt.images[-1].end + 1)
+        return replace(prompt, entries=prompt.entries[:end], encode_s=0.0)
     return prompt[:n_tokens]
 
 
@@ -340,35 +284,12 @@ def _start(
     max_tokens: int,
 ) -> Generation | BatchGeneration:
     text: Any = prompts if len(prompts) > 1 else prompts[0]
-    more: dict[str, Any] = {"log_pairs": True} if task.log_misses and len(prompts) == 1 else {}
     return session.generate(
         text,
         max_tokens=max_tokens,
         sampling=task.sampling,
         ignore_eos=not task.stop_at_end,
-        **more,
     )
-
-
-def misses(pairs: Sequence[Pair], text: list[int], sample: Sample, model: Model) -> list[Miss]:
-    """The rejected draft of every round that has one.
-
-    Args:
-        pairs: verified drafts, round by round; every round but the last ones has some.
-        text: tokens of the prompt and the answer.
-    """
-    rejected, before = [], 1  # the prefill's token comes before the first round
-    for number, pair in enumerate(pairs):
-        if pair.position == 1 and number:
-            before += 1  # the target's own token ended the round before
-        if pair.drafted == pair.actual:
-            before += 1
-            continue
-        end = sample.n_prompt + before
-        context = model.detokenize(text[max(0, end - MISS_CONTEXT) : end], True)
-        what = (pair.drafted, pair.actual, pair.drafted_text, pair.actual_text)
-        rejected.append(Miss(before, pair.position, *what, context))
-    return rejected
 
 
 # -- another library, in a process of its own ------------------------------------------------------
@@ -457,10 +378,8 @@ class LibraryProcess:
 
     check = partialmethod(_ask, "check")
     begin = partialmethod(_ask, "begin")
-    read = partialmethod(_ask, "read")
     advance = partialmethod(_ask, "advance")
     finish = partialmethod(_ask, "finish")
-    profile = partialmethod(_ask, "profile")
 
     def drop(self) -> None:
         """Close the open sessions; a process that was interrupted in a request is ended."""

@@ -1,37 +1,14 @@
-"""What is measured once: a generation, with the drafts that were rejected, or where the time of a
-prompt goes."""
+"""What is measured once: a generation."""
 
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
-
-from pyllama_mtp.measure.plan import Positive
 
 if TYPE_CHECKING:
     from pyllama_mtp.telemetry import Telemetry
-
-
-class Miss(Struct, frozen=True):
-    """A draft of the head that the target would not have chosen.
-
-    Attributes:
-        generated: tokens generated before it.
-        position: in its round, from 1.
-        drafted, actual: token ids, the head's and the target's.
-        context: the text of a few tokens before it.
-    """
-
-    generated: int
-    position: int
-    drafted: int
-    actual: int
-    drafted_text: str
-    actual_text: str
-    context: str
 
 
 class Sample(Struct, omit_defaults=True):
@@ -47,10 +24,7 @@ class Sample(Struct, omit_defaults=True):
             in which the rows of images were processed.
         prompt_sync: how the prompt was synced: "kv" or "full".
         waited_s: seconds that all threads together waited for a core, in "prefill" and "decode".
-        cpu_s: CPU seconds of the thread that drives the model, in "prefill" and "decode"; with one
-            thread on a CPU there is no other.
         looked_up: counts of n-gram drafts.
-        misses: every rejected draft of the head, when asked for.
         n_image_tokens: of the prompt, rows of images; encode_s: seconds in which these were
             encoded, which `prefill_s` does not contain, but `elapsed_s` does. Other programs count
             them into `prefill_s`.
@@ -70,9 +44,7 @@ class Sample(Struct, omit_defaults=True):
     time_s: dict[str, float] = {}
     prompt_sync: str = ""
     waited_s: dict[str, float] = {}
-    cpu_s: dict[str, float] = {}
     looked_up: dict[str, int] = {}
-    misses: list[Miss] = []
     n_image_tokens: int = 0
     encode_s: float = 0.0
     tokens_per_round: float = 0.0
@@ -91,40 +63,6 @@ class Sample(Struct, omit_defaults=True):
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
         """The driver's telemetry, as far as a sample keeps it."""
-        apart = ("waited_s", "cpu_s", "misses", "mean_acceptance_length")
+        apart = ("waited_s", "mean_acceptance_length")
         names = [name for name in cls.__struct_fields__ if name not in apart]
         return cls(**{name: copy(getattr(telemetry, name)) for name in names})
-
-
-class NodeCost(Struct, frozen=True):
-    """`n` nodes of a graph with ggml's operation `op`. `tensor`: the weights that they read, or
-    llama.cpp's name of the node, without its layer. `s`: seconds."""
-
-    kind: str
-    op: str
-    tensor: str
-    n: Positive
-    s: float
-
-
-class Profile(Struct, frozen=True, omit_defaults=True):
-    """The times of the nodes of one prompt.
-
-    Attributes:
-        n_prompt: tokens of the prompt; the last token has a row of logits.
-        prompt_s: seconds of the prompt when it is computed whole.
-        sum_s: seconds of all nodes, each computed by itself, which may be more; see
-            :data:`.profile.EXPLANATION`.
-        kinds: seconds by kind of operation, the sums of `costs`.
-    """
-
-    n_prompt: Positive
-    prompt_s: float
-    sum_s: float
-    kinds: dict[str, float]
-    costs: tuple[NodeCost, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        figures: dict[str, Any] = msgspec.to_builtins(self)
-        return figures

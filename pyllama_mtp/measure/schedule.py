@@ -9,14 +9,11 @@ stay. Other programs get the same text before or after, one at a time.
 from __future__ import annotations
 
 import dataclasses
-import glob
 import math
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
@@ -25,20 +22,18 @@ from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageErro
 from pyllama_mtp.measure.images import ImageText, Imaging
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.plan import SWITCHES, Key, Kind, Plan, padded_context
-from pyllama_mtp.measure.profile import InterruptedSample
 from pyllama_mtp.measure.prompts import Prompts
 from pyllama_mtp.measure.records import (
     Line,
     Measured,
-    Profiled,
     Run,
     Skipped,
     as_read,
     now,
 )
 from pyllama_mtp.measure.request import MatrixRequest, without_folders
-from pyllama_mtp.measure.runner import KEPT, SideBySide, Task, filling
-from pyllama_mtp.measure.sample import Profile, Sample
+from pyllama_mtp.measure.runner import InterruptedSample, SideBySide, Task, filling
+from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,10 +80,9 @@ class Matrix:
         request: what was asked for.
         plan, settings: what the model can do of it, and the settings of all cells; see
             :class:`.MatrixRequest` for the fields that each cell replaces.
-        run: the run so far; its samples and profiles are not measured again, nor are its skipped
-            cells, but for those of other programs, which may work by now.
+        run: the run so far; its samples are not measured again, nor are its skipped cells, but for
+            those of other programs, which may work by now.
         runners: by the plan's names of libraries and peers.
-        profilers: by the plan's names of libraries; they time the nodes of each prompt in the end.
         imaging: for the class "image".
     """
 
@@ -100,22 +94,16 @@ class Matrix:
         settings: Settings,
         run: Run,
         runners: Mapping[str, SideBySide],
-        profilers: Mapping[str, Callable[[Settings, list[int]], Profile]] = {},
         imaging: Imaging | None = None,
     ) -> None:
         self.plan = plan
         #: Called at every step; must not raise.
         self.on_event: Callable[[MatrixEvent], None] = lambda event: None
-        #: True once the run is interrupted, here or by the caller; it then ends.
+        #: True once the run was interrupted.
         self.interrupted = False
-        #: True while a KeyboardInterrupt loses only samples that are not finished.
-        self.measuring = False
-        #: Groups that the time budget left out, or of which it left out the longest contexts.
-        self.dropped: list[tuple[int, tuple[Key, ...]]] = []
         self._end = math.inf
         self._model, self._request, self._settings, self._run = model, request, settings, run.id
-        self._kept = f"{request.output}.{run.id}" if request.output else ""
-        self._runners, self._profilers = runners, profilers
+        self._runners = runners
         texts = None if request.text is None else [request.text]
         self._prompts = Prompts(model, texts, request.questions, imaging)
         self._groups = plan.groups()
@@ -125,7 +113,6 @@ class Matrix:
         cells = run.cells.items()
         self._measured = set(run.measured)
         self._skipped = {key for key, c in cells if c.skipped and c.program not in plan.peers}
-        self._profiled = {key for key, cell in cells if cell.profile}
         self._numbers = {
             key: number for kind in plan.kinds() for number, key in enumerate(plan.cells(*kind))
         }
@@ -161,13 +148,6 @@ class Matrix:
                         "ones (--at), a smaller cache type (q8_0, q4_0) or fewer axes"
                     ) from None
 
-    def remove_contexts(self) -> None:
-        """Remove the files of filled contexts, once nothing is left to be measured."""
-        if self._kept and not self.n_to_do:
-            path = Path(self._kept)
-            for file in path.parent.glob(f"{glob.escape(path.name)}.*{KEPT}"):
-                file.unlink(missing_ok=True)
-
     # -- order -------------------------------------------------------------------------------------
 
     def run(self) -> Iterator[Line]:
@@ -181,27 +161,11 @@ class Matrix:
         try:
             for repeat, keys in self._groups:
                 if self._is_late(repeat):
-                    break
-                if not self.to_do(repeat, keys):
-                    continue
-                with closing(self._measure_group(repeat, keys)) as records:
-                    for record in records:
-                        self.measuring = False
-                        yield record
-                        if self.interrupted:
-                            return
-                        self.measuring = True
-                self.measuring = False
-                if self.interrupted:
                     return
-            yield from self._profiles()
+                if self.to_do(repeat, keys):
+                    yield from self._measure_group(repeat, keys)
         except (KeyboardInterrupt, DecodeAborted, InterruptedSample):
-            self.measuring, self.interrupted = False, True
-            return
-        finally:
-            self.measuring = False
-        if self._end < math.inf and not self.interrupted:
-            self.dropped = [group for group in self._groups if self.to_do(*group)]
+            self.interrupted = True
 
     def _is_late(self, repeat: int) -> bool:
         """Whether the budget is spent, and something was measured for it."""
@@ -213,25 +177,6 @@ class Matrix:
         size, prompt_class = kind
         text = repeat + number * self.plan.repeat
         return self._prompts.prompt(prompt_class, size + self.plan.contexts[-1], text)
-
-    def _profiles(self) -> Iterator[Line]:
-        """A profile of every prompt, for each way to process it, that has none yet."""
-        cells = [key for kind in self.plan.kinds() for key in self.plan.cells(*kind)]
-        first = dict[Key, Key]()
-        for key in cells:
-            if key.build in self._profilers:
-                first.setdefault(key.way, key)
-        for key in first.values():
-            if self.interrupted or key in self._skipped or key in self._profiled:
-                continue
-            prompt = self._prompt(key.kind, 0)
-            if isinstance(prompt, ImageText):
-                continue  # its nodes are not timed
-            self.measuring = True
-            self.on_event(MatrixEvent("start", key, 0))
-            profile = self._profilers[key.build](self._cell_settings(key), prompt)
-            self.measuring = False
-            yield Profiled(**self._of_cell(key), profile=profile)
 
     def to_do(self, repeat: int, keys: Sequence[Key]) -> list[Key]:
         """The cells of a group that are still to be measured, in the order of their turns."""
@@ -246,9 +191,8 @@ class Matrix:
 
     # -- measuring a group -------------------------------------------------------------------------
 
-    def _measure_group(self, repeat: int, keys: Sequence[Key]) -> Generator[Line, None, None]:
+    def _measure_group(self, repeat: int, keys: Sequence[Key]) -> Iterator[Line]:
         """Every cell that is still to be measured, as many at once as memory holds."""
-        self.measuring = True
         waiting = self.to_do(repeat, keys)
         n_sequences = max(key.n_sequences for key in waiting)
         prompts = [self._prompt(keys[0].kind, repeat, number) for number in range(n_sequences)]
@@ -287,9 +231,7 @@ class Matrix:
                 *(settings, self._request.sampling, own, key.max_tokens, warm_up),
                 n_context=at,
                 filled=self._filling(self.plan.filler(key)) if at else None,
-                kept=self._kept,
                 stop_at_end=self.plan.stop_at_end,
-                log_misses=self._request.log_misses,
             )
             self.on_event(MatrixEvent("start", key, repeat))
             if key.build in self.plan.peers:
@@ -305,28 +247,17 @@ class Matrix:
         return together, refused
 
     def _finish(self, keys: Sequence[Key], repeat: int) -> Iterator[Line]:
-        """Process the prompts one after the other, or by turns, then decode by turns; yield records
-        as generations end."""
-        if not keys:
-            return  # none of them can be measured
+        """Process the prompts one after the other, then decode by turns; yield records as
+        generations end."""
         last = ""
 
-        def runner(key: Key) -> SideBySide:
+        def turn(key: Key, goal: int) -> int:
             nonlocal last
             if key.build != last and len(self._runners) > 1:
                 time.sleep(SETTLE_S)
             last = key.build
-            return self._runners[last]
+            return self._runners[last].advance(self._numbers[key], goal)
 
-        def turn(key: Key, goal: int) -> int:
-            return runner(key).advance(self._numbers[key], goal)
-
-        at, size = keys[0].n_context, keys[0].n_prompt
-        step = self.plan.prompt_step or size or 1
-        for number, end in enumerate(range(at + step, at + size, step)):
-            first = number % len(keys)  # another cell in every step
-            for key in [*keys[first:], *keys[:first]]:
-                runner(key).read(self._numbers[key], end)
         tokens = {}
         for key in keys:
             tokens[key] = turn(key, 1)

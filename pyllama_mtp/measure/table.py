@@ -17,13 +17,12 @@ from pyllama_mtp.measure.figures import (
     Cell,
     Figure,
     Labels,
-    averaged,
     base_of,
-    by_cpu_time,
     imposed_words,
     machine_words,
     mode_words,
     ratio_to,
+    ratio_to_plain,
     shown_rates,
     threads_of,
     varying,
@@ -377,8 +376,8 @@ def matrix_notes(cells: Sequence[Cell]) -> list[str]:
             f"image {image.words}: {counted(image.n_tokens, 'token')} of each prompt of the class "
             f"image; encoder {image.mmproj}; prefill is without the time to encode"
         )
-    notes += [*_ratio_note(cells), *waiting_note(cells), *_adaptive_note(cells)]
-    return [*notes, *peer_notes(cells)] + [
+    notes += [*_ratio_note(cells), *waiting_note(cells), *peer_notes(cells)]
+    return notes + [
         f"skipped: {label(cell)}, prompt {size_name(cell.n_prompt)}: {cell.skipped or 'no sample'}"
         for cell in cells
         if not cell.samples
@@ -393,22 +392,16 @@ def _build(cell: Cell) -> str:
 
 
 def _ratio_note(cells: Sequence[Cell]) -> list[str]:
-    pairs, worst = [(cell, base_of(cell, cells)) for cell in cells if cell.n_max], {}
-    for name, figure in SPEEDS.items():
-        if found := [ratio for cell, base in pairs if (ratio := ratio_to(cell, base, figure))]:
-            worst[name] = max(found, key=lambda ratio: ratio.scatter)
-    if not worst:
+    ratios = [one for cell in cells if (one := ratio_to_plain(cell, cells, "decode_tps"))]
+    if not ratios:
         everywhere = any(cell.samples for cell in cells) and all(cell.n_max for cell in cells)
         return ["there are no ratios: no MTP (depth 0) was not measured"] if everywhere else []
-    note = "vs no-MTP: of the same repeats"
-    if all(by_cpu_time(cell) for cell in cells if cell.program == OURS):
-        note += ", by the CPU time of the one thread"
-    if any(ratio.low is None for ratio in worst.values()):
-        return [f"{note}; ~: one sample says nothing of the noise"]
-    widest = [f"{one.low:.2f} to {one.high:.2f} ({name})" for name, one in worst.items()]
+    widest = max(ratios, key=lambda ratio: ratio.scatter)
+    if widest.low is None:
+        return ["vs no-MTP: of the same repeats; ~: one sample says nothing of the noise"]
     return [
-        f"{note}; the widest {100 * CONFIDENCE:g} % intervals: {', '.join(widest)}; ~: noise can "
-        "be all of the difference"
+        f"vs no-MTP: of the same repeats; the widest {100 * CONFIDENCE:g} % interval of decode: "
+        f"{widest.low:.2f} to {widest.high:.2f}; ~: noise can be all of the difference"
     ]
 
 
@@ -419,18 +412,6 @@ def waiting_note(cells: Sequence[Cell]) -> list[str]:
     return [
         f"threads waited for a core {percent(share)} of the time: other programs are running. "
         "Close them, or use fewer --threads, and figures scatter less"
-    ]
-
-
-def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
-    adaptive = [cell for cell in averaged(cells) if cell.adaptive]
-    rounds = sum(cell.rounds for cell in adaptive)
-    if not rounds:
-        return []
-    looked_up = sum(s.looked_up.get("rounds", 0) for cell in adaptive for s in cell.samples)
-    return [
-        f"{mode_words(adaptive[0])}: on average {sum(map(_drafts, adaptive)) / rounds:.1f} drafts "
-        f"per round; from earlier in the text in {percent(looked_up / rounds)} of the rounds"
     ]
 
 
@@ -529,31 +510,20 @@ def _print_table(
     """Print a table that fits, as far as `columns` can be spared; these are removed."""
     spared = []
     rows = [dict(zip(columns, row, strict=True)) for row in matrix_rows(cells, columns)]
-    table = _terminal_table(rows, columns, tight=False)
-    if tight := width_of(table) > output.width:
-        while width_of(table := _terminal_table(rows, columns, tight=True)) > output.width:
-            least = max(columns, key=lambda column: column.spare)
-            if not least.spare:
-                break
-            columns.remove(least)
-            spared.append(least.title)
+    while width_of(table := _terminal_table(rows, columns)) > output.width:
+        least = max(columns, key=lambda column: column.spare)
+        if not least.spare:
+            break
+        columns.remove(least)
+        spared.append(least.title)
     print_whole(output, table)
-    if tight:  # without an edge
-        output.print()
     if spared:
         output.print(f"left out in this narrow terminal: {', '.join(spared)}; {complete} has all")
 
 
-def _terminal_table(
-    rows: Sequence[Mapping[Column, str]], columns: Sequence[Column], *, tight: bool
-) -> Table:
-    """The matrix with a line between prompt sizes. `tight`: little space between columns."""
-    padding = (0, 0, 0, 0 if tight else 1)
+def _terminal_table(rows: Sequence[Mapping[Column, str]], columns: Sequence[Column]) -> Table:
     headings, words = [one.heading for one in columns], [one.left for one in columns]
-    shown = [[row[column] for column in columns] for row in rows]
-    return terminal_table(
-        headings, shown, words, grouped=True, padding=padding, show_edge=not tight
-    )
+    return terminal_table(headings, [[row[one] for one in columns] for row in rows], words)
 
 
 def _by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:

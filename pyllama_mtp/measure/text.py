@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from pyllama_mtp.settings import GOLDEN, GOLDEN_SOURCES
 
@@ -106,19 +106,17 @@ def terminal_table(
     rows: Sequence[Sequence[str]],
     words: Iterable[bool],
     styles: Iterable[str] = (),
-    grouped: bool = False,
-    **options: Any,
 ) -> Table:
-    """A table for a terminal. `words`: as of :func:`to_markdown`; `styles`: of the rows, if any;
-    `grouped`: a line where the first column changes."""
+    """A table for a terminal, with a line where the first column changes. `words`: as of
+    :func:`to_markdown`; `styles`: of the rows, if any."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for left, heading in zip_longest(words, headings, fillvalue=""):
         table.add_column(heading, justify="left" if left else "right", no_wrap=True)
     for row, following, style in zip_longest(rows, rows[1:], styles):
-        ends = grouped and following is not None and following[0] != row[0]
+        ends = following is not None and following[0] != row[0]
         table.add_row(*row, style=style, end_section=ends)
     return table
 
@@ -129,10 +127,10 @@ def width_of(table: Table) -> int:
 
 
 def print_whole(output: Console, table: Table) -> None:
-    """Print a table; in a console that is too narrow its lines run over the edge."""
+    """Print a table and an empty line; in a narrow console its lines run over the edge."""
     usual = output.width
     output.width = max(usual, width_of(table))
-    output.print(table)
+    output.print(table, "")
     output.width = usual
 
 

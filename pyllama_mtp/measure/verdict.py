@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.measure.figures import OURS, Cell, averaged, base_of, paired_ratios, waited_share
-from pyllama_mtp.measure.intervals import CONFIDENCE, typical_ratio
+from pyllama_mtp.measure.intervals import CONFIDENCE, Ratio, typical_ratio
 from pyllama_mtp.measure.plan import AXES, axis_name, axis_words
 from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
@@ -31,7 +31,7 @@ MUCH = 0.5
 #: Repeats below which an interval is wide for want of them.
 MANY = 7
 #: Why an interval is wide if nothing else is the reason.
-SCATTER = "the samples scatter; take more repeats"
+SCATTER = "the samples scatter; take more repeats, or more --max-tokens"
 
 
 def step_shares(info: GGUFInfo) -> dict[str, float]:
@@ -137,12 +137,8 @@ def summary(cells: Sequence[Cell]) -> str:
     """
     if not (gains := _gains(averaged(cells))):
         return ""
-    best, sure = gains[0], 1 - (1 - CONFIDENCE) / len(gains)
     auto = next((one for one in gains if one.cells[0].adaptive), None)
-    chosen, confidence = (auto, CONFIDENCE) if auto else (best, sure)
-    decode, prefill = (
-        typical_ratio(*rows, confidence=confidence) for rows in (chosen.decode, chosen.prefill)
-    )
+    chosen, confidence = auto or gains[0], 1 - (1 - CONFIDENCE) / (1 if auto else len(gains))
     shortest = min(cell.max_tokens for cell in chosen.cells)
     if shortest < ENOUGH_TOKENS:
         return (
@@ -153,25 +149,25 @@ def summary(cells: Sequence[Cell]) -> str:
     start = "At the imposed acceptance, with" if imposed else "With"
     way = "drafts from the text (n-grams)" if chosen.cells[0].from_text else "MTP"
     how = f"{chosen.name}, {chosen.tokens:.1f} tokens per pass"
+    decode, prefill = (
+        typical_ratio(*rows, confidence=confidence) for rows in (chosen.decode, chosen.prefill)
+    )
     sizes = [typical_ratio(row).value for row in chosen.decode]
     if between(min(sizes), max(sizes)) != between(decode.value, decode.value):
         how += f"; {between(min(sizes), max(sizes))} times from prompt to prompt"
-    fastest = typical_ratio(*best.decode, confidence=sure)
-    if between(fastest.value, fastest.value) != between(decode.value, decode.value):
-        how += f"; {best.name}, the fastest of {len(gains)}: {gain_words(fastest)}"
-    said, second = f"{start} {way} decode is {gain_words(decode)} ({how})", gain_words(prefill)
-    fewest, both = min(map(len, chosen.decode)), [*chosen.cells, *chosen.bases]
-    unclear = decode.unclear(EQUAL), prefill.unclear(EQUAL)
-    if unclear[0]:
-        why = why_unclear(fewest, both, scatter=f"{SCATTER}, or more --max-tokens")
-        said += f", so it cannot be told whether that is faster: {why}"
-    if all(unclear):
-        second += "; whether that is faster cannot be told either"
-    elif unclear[1]:
-        why = why_unclear(fewest, both)
-        second += f", so it cannot be told whether that is faster: {why}"
-    slower = _why_slower(chosen) if decode.high is not None and decode.high < 1 else ""
-    return f"{said}. Prefill is {second}.{slower}"
+    slower = decode.high is not None and decode.high < 1
+    why = slow_words(chosen.cells[0].slow_types) if slower else ""
+    said = _gain_or_doubt(chosen, decode, f" ({how})")
+    return f"{start} {way} decode is {said}. Prefill is {_gain_or_doubt(chosen, prefill)}.{why}"
+
+
+def _gain_or_doubt(gain: _Gain, ratio: Ratio, how: str = "") -> str:
+    """What a ratio says; where it cannot be told which side is faster, why. `how`: was drafted."""
+    said = f"{gain_words(ratio)}{how}"
+    if not ratio.unclear(EQUAL):
+        return said
+    why = why_unclear(min(map(len, gain.decode)), [*gain.cells, *gain.bases])
+    return f"{said}, so it cannot be told whether that is faster: {why}"
 
 
 def why_unclear(
@@ -196,20 +192,6 @@ def why_unclear(
         reasons.append("other programs kept the machine busy")
         advice.append("close them")
     return f"{' and '.join(reasons)}; {' and '.join(advice)}" if reasons else scatter
-
-
-def _why_slower(gain: _Gain) -> str:
-    """What a pass costs, and which types of the file make it dear."""
-    steps = [
-        base.decode_tps * sum(sample.decode_s for sample in cell.samples) / cell.rounds
-        for cell, base in zip(gain.cells, gain.bases, strict=True)
-        if base.decode_tps
-    ]
-    cost = between(min(steps), max(steps))
-    return (
-        f" A pass with its drafts takes as long as {cost} steps without MTP."
-        f"{slow_words(gain.cells[0].slow_types)}"
-    )
 
 
 def summaries(cells: Sequence[Cell]) -> list[str]:

@@ -372,23 +372,6 @@ def _rate(found: Rate | None) -> str:
     return f"{100 * rate:.0f}{interval}"
 
 
-def rejected(cells: Iterable[Cell]) -> list[dict[str, Any]]:
-    """Every rejected draft of the cells' samples: model, class, prompt size, number of the repeat,
-    and the fields of :class:`.Miss`."""
-    return [
-        {
-            "model": cell.model,
-            "class": cell.prompt_class,
-            "n_prompt": cell.n_prompt,
-            "repeat": repeat,
-            **{name: getattr(miss, name) for name in miss.__struct_fields__},
-        }
-        for cell in cells
-        for repeat, sample in zip(cell.repeats, cell.samples, strict=True)
-        for miss in sample.misses
-    ]
-
-
 # -- advice ----------------------------------------------------------------------------------------
 
 

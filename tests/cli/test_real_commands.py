@@ -71,7 +71,7 @@ def test_matrix_measures_every_cell(
     program: Program, in_process: Program, tmp_path: Path, variant: str
 ) -> None:
     run = program if variant == "upstream" else in_process  # which has a library
-    done = run("matrix", *DEMO, "--lib", variant, *SMALL, "--profile")
+    done = run("matrix", *DEMO, "--lib", variant, *SMALL)
     cells = read_cells(tmp_path / "matrix.jsonl")
     order = [(cell.n_prompt, cell.n_max) for cell in cells]
     assert order == [(size, depth) for size in (32, 64) for depth in (0, 2)]
@@ -85,15 +85,9 @@ def test_matrix_measures_every_cell(
         assert cell.prefill_tps and cell.decode_tps and cell.elapsed_s
         assert len(cell.drafted) == len(cell.accepted) == cell.n_max
         assert cell.settings["draft_n_max"] == cell.n_max and cell.memory["weights"] > 0
-        for sample in cell.samples:
-            assert 0 < sum(sample.cpu_s.values()) <= 1.05 * sample.elapsed_s + 0.02
         if cell.n_max:
             assert cell.drafted[0] > 0 and cell.accepted[0] <= cell.drafted[0]
-    out = done.stdout.decode()
-    assert f"{variant} build of llama.cpp" in out
-    profiled = [(cell.n_prompt, cell.n_max) for cell in cells if cell.profile]
-    assert profiled == order
-    assert out.count("| products of weights |") == 2 and "MTP 2: %" in out
+    assert f"{variant} build of llama.cpp" in done.stdout.decode()
 
 
 def test_several_sequences_are_an_axis(in_process: Program, tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ COMMANDS = {
     "accept": Command(
         (
             *("accept", "--prompts-per-class", "2", "--max-tokens", "24"),
-            *("--context-lengths", "none", *ONE, "--output", "a.jsonl", "--pairs", PAIRS),
+            *("--context-lengths", "none", *ONE, "--output", "a.jsonl"),
         ),
-        {"a.jsonl": whole_lines, PAIRS: whole_lines},
+        {"a.jsonl": whole_lines},
     ),
     "compare": Command(("compare", MEASURED, MEASURED), {}),
     "report": Command(("report", MEASURED, "-o", "page"), PAGES),

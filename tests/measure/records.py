@@ -18,7 +18,6 @@ FIGURES: dict[str, Any] = {
     "mean_acceptance_length": 2.0,
     "time_s": {"draft": 0.5},
     "waited_s": {"prefill": 0.0, "decode": 0.25},
-    "cpu_s": {"prefill": 0.5, "decode": 0.75},
 }
 
 
@@ -84,17 +83,6 @@ def skipped(depth: int = 2, run: str = "a") -> dict[str, Any]:
     return {**made, "kind": "skipped", "reason": "no memory"}
 
 
-def profile(depth: int = 2, run: str = "a") -> dict[str, Any]:
-    """A profile of the cell's prompt."""
-    cost = {"kind": "norms", "op": "RMS_NORM", "tensor": "norm", "n": 4, "s": 0.5}
-    figures = {"n_prompt": 10, "prompt_s": 0.4, "sum_s": 0.5, "kinds": {"norms": 0.5}}
-    found = {**skipped(depth, run), "kind": "profile", "profile": {**figures, "costs": [cost]}}
-    del found["reason"]
-    return found
-
-
-def dropped(run: str = "a") -> dict[str, Any]:
-    """The groups that a budget left out, as older files say them."""
-    groups = [{"n_prompt": 10, "prompt_class": "text", "repeat": 2}]
-    head = {"kind": "dropped", "schema": 2, "run": run, "time": "2026-01-01T00:00:00+00:00"}
-    return {**head, "budget_s": 60.0, "groups": groups}
+def older(kind: str, **more: Any) -> dict[str, Any]:
+    """A line that only older files have."""
+    return {"kind": kind, "schema": 2, "run": "a", "time": "2026-01-01T00:00:00+00:00", **more}

@@ -8,7 +8,6 @@ import pytest
 
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.sample import Sample
-from pyllama_mtp.telemetry import Telemetry
 
 from ..cells import made_cell
 from .records import FIGURES
@@ -58,12 +57,3 @@ def test_the_share_of_the_prompt_sync_is_total_over_total() -> None:
     )
     assert made.prompt_sync_share == pytest.approx(0.14)
     assert cell(sample(time_s={"prompt_sync": 0.0}), n_max=0).prompt_sync_share is None
-
-
-def test_a_sample_keeps_what_the_prompt_cost() -> None:
-    telemetry = Telemetry(n_prompt=9, prompt_sync="kv")
-    telemetry.time_s["prompt_sync"] = 0.25
-    kept = Sample.from_telemetry(telemetry)
-    assert (kept.prompt_sync, kept.time_s["prompt_sync"]) == ("kv", 0.25)
-    telemetry.time_s["prompt_sync"] = 0.5
-    assert kept.time_s["prompt_sync"] == 0.25

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from pyllama_mtp.measure.images import ImageText, Imaging, Picture
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import ImageFile
 from pyllama_mtp.measure.prompts import Prompts
-from pyllama_mtp.measure.runner import LibraryProcess, Runner, Task
+from pyllama_mtp.measure.runner import Runner, Task
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.settings import Sampling
 
@@ -91,17 +90,6 @@ def test_the_file_keeps_the_image(results: bench.Results, mmproj: Path) -> None:
     assert again.file.sha256 == image.sha256 != Picture.read(PIXELS[::-1]).file.sha256
 
 
-def test_columns_are_there_only_with_images(results: bench.Results) -> None:
-    names = {"image_tokens", "encode_s", "image_s"}
-    rows = results.records()
-    assert [row["image_tokens"] for row in rows] == [None, None, 15, 15]
-    assert all(row["encode_s"] > 0 and row["image_s"] > 0 for row in rows[2:])
-    assert not names & {*results.select(prompt_class="text").records()[0]}
-    table, text = results.markdown(), results.select(prompt_class="text").markdown()
-    for word in ("image tokens", "encode ms", "photo.png (160 x 96 pixels): 15 tokens"):
-        assert word in table and word not in text
-
-
 def test_sizes_are_exact_with_text_that_is_cut_anywhere(demo: Model, imaging: Imaging) -> None:
     odd = ["Zoë's naïve 日本語 🙂🙂 text-with_many.pieces 123456789\n\n\t x;" * 40]
     prompts = Prompts(demo, odd, imaging=imaging)
@@ -112,42 +100,15 @@ def test_sizes_are_exact_with_text_that_is_cut_anywhere(demo: Model, imaging: Im
         prompts.prompt("image", imaging.n_around, 0)
 
 
-def test_prompts_by_steps_and_several_at_once(demo: Model, imaging: Imaging) -> None:
+def test_prompts_of_several_sequences(demo: Model, imaging: Imaging) -> None:
     prompt = Prompts(demo, imaging=imaging).prompt("image", 64, 0)
     assert isinstance(prompt, ImageText)
     runner = Runner(demo, imaging)
-    runner.begin(0, task(prompt))
-    for end in (5, 40, 60):  # the first is within the image
-        runner.read(0, end)
-    runner.advance(0, 1)
-    by_steps = runner.finish(0)[0]
-    assert (by_steps.n_prompt, by_steps.n_image_tokens) == (64, 15)
     runner.check(SETTINGS, 2)
     runner.begin(1, replace(task(prompt), prompts=[prompt, prompt]))
     runner.advance(1, 1)
     both = runner.finish(1)[0]
     assert (both.n_prompt, both.n_image_tokens, both.n_generated) == (128, 30, 16)
-
-
-def test_another_library_takes_images_and_refuses_them_where_it_cannot_draft(
-    demo: Model, demo_file: Path, mmproj: Path, imaging: Imaging
-) -> None:
-    picture = Picture.read(PIXELS, mmproj)
-    prompt = Prompts(demo, imaging=imaging).prompt("image", 64, 0)
-    assert isinstance(prompt, ImageText)
-    options: dict[str, Any] = {"n_gpu_layers": 0, "mtp": True}
-    with closing(
-        LibraryProcess("upstream", "upstream", str(demo_file), picture, 1, **options)
-    ) as upstream:
-        upstream.loaded()
-        with pytest.raises(UsageError, match="images need an MTP head that drafts in the trunk"):
-            upstream.check(SETTINGS)
-        plain = replace(SETTINGS, draft_n_max=0)
-        upstream.check(plain)
-        upstream.begin(0, task(prompt, plain))
-        upstream.advance(0, 1)
-        sample = upstream.finish(0)[0]
-    assert sample.n_image_tokens == 15 and sample.encode_s > 0
 
 
 # -- other programs --------------------------------------------------------------------------------

@@ -13,21 +13,16 @@ import pyllama_mtp
 from pyllama_mtp import Generation, Model
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.contextoptions import Cost
-from pyllama_mtp.llama.native import Library
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
-from pyllama_mtp.measure.profile import WARM_UP_TOKENS, cell_profiles, made_profile
-from pyllama_mtp.measure.records import Build, Records, Run, accelerators
+from pyllama_mtp.measure.records import Build, Records, Run
 from pyllama_mtp.measure.request import MatrixRequest
 from pyllama_mtp.measure.run import make_header
-from pyllama_mtp.measure.runner import Runner
-from pyllama_mtp.measure.sample import Profile
+from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
 from pyllama_mtp.measure.schedule import TURN_TOKENS, Matrix
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 from ..cli.conftest import Watched, interrupt
-from ..fakes import like
 
 HEADER: Any = SimpleNamespace(run="r")
 PLAN = Plan(sizes=(20, 40), depths=(0, 2, 3), max_tokens=9, repeat=2)
@@ -39,14 +34,12 @@ def make(
     plan: Plan = PLAN,
     runner: Runner | None = None,
     run: Run | None = None,
-    profiler: Any = None,
     **changes: Any,
 ) -> Matrix:
     runners = dict.fromkeys(plan.libraries, runner or Runner(model))
-    profilers = {"": profiler} if profiler else {}
     request = MatrixRequest(**changes)
     settings = changes.get("settings", SETTINGS)
-    return Matrix(model, request, plan, settings, run or Run(HEADER), runners, profilers)
+    return Matrix(model, request, plan, settings, run or Run(HEADER), runners)
 
 
 def collect(model: Model, matrix: Matrix) -> Records:
@@ -139,30 +132,6 @@ def test_every_sample_is_fresh_warmed_up_and_of_full_length(
     assert {s.n_generated for c in cells for s in c.samples} == {9}
 
 
-def test_cells_hold_what_was_measured(demo: Model) -> None:
-    cell = measure(demo)[2]
-    assert (cell.model, cell.variant, cell.backend, cell.n_max) == (
-        "demo.gguf",
-        "patched",
-        "CPU",
-        3,
-    )
-    stamp = native.load().stamp
-    assert (cell.upstream_commit, cell.series) == (stamp["upstream_commit"], stamp["series"])
-    assert (cell.program, cell.prompt_class, cell.run) == ("pyllama-mtp", "text", "r")
-    assert {(s.n_prompt, s.n_generated) for s in cell.samples} == {(20, 9)}
-    for sample in cell.samples:
-        assert sample.prefill_tps == pytest.approx(20 / sample.prefill_s)
-        assert 0 < sample.decode_s < sample.elapsed_s
-        assert 1 + sample.rounds + sum(sample.accepted) == sample.n_generated
-        assert set(sample.waited_s) == set(sample.cpu_s) == {"prefill", "decode"}
-    assert len(cell.drafted) == len(cell.accepted) == 3
-    assert cell.memory["weights"] > 0 and cell.memory["target_context"] > 0
-    assert cell.settings["draft_n_max"] == 3 and cell.settings["sampling"]["temperature"] == 0
-    assert cell.settings["n_batch"] == 2048
-    assert cell.time.endswith("+00:00")
-
-
 def test_a_header_names_no_folder(demo: Model) -> None:
     words = ["matrix", "--model=/home/me/m.gguf", "--variants", "patched,/home/me/other"]
     header = make_header(demo, native.load(), MatrixRequest(command=words), PLAN, SETTINGS, {})
@@ -203,7 +172,7 @@ def test_an_interruption_keeps_every_finished_sample(
     watched.script[generation] = how
     matrix = make(demo)
     cells = collect(demo, matrix).cells
-    assert matrix.interrupted and not matrix.measuring
+    assert matrix.interrupted
     assert [(c.n_prompt, c.n_max, len(c.samples)) for c in cells] == expected
     assert all(c.decode_tps for c in cells)
     assert watched.n_open == 0, "the sessions must be closed"
@@ -285,48 +254,4 @@ def test_after_the_budget_no_further_group_begins(
         matrix = make(demo, plan, Slow(demo), budget_s=budget_s, least_repeats=least)
         cells = collect(demo, matrix).cells
         assert [len(cell.samples) for cell in cells if cell.n_max] == repeats
-        assert len(matrix.dropped) == 15 - sum(repeats)
-
-
-def test_the_backend_is_what_computes() -> None:
-    names = {"CUDA0": "gpu", "CUDA1": "gpu", "CPU": "cpu"}
-    devices = [
-        native.Device(name=name, description="", kind=kind, free=0, total=0)
-        for name, kind in names.items()
-    ]
-    library = like(Library, variant="patched", stamp={}, devices=lambda: devices)
-    assert Build.of(library, -1).backend == "CUDA"
-    assert len(accelerators(library, -1)) == 2
-    assert Build.of(library, 0).backend == "CPU"
-    assert accelerators(library, 0) == []
-
-
-def test_a_prompt_is_profiled_once_for_each_way_to_process_it(demo: Model) -> None:
-    """Profiles come last: one without MTP, one at the first depth, none that is there already."""
-    asked = []
-
-    def profiler(settings: Settings, prompt: list[int]) -> Profile:
-        asked.append((len(prompt), settings.draft_n_max, settings.prompt_sync))
-        return made_profile(len(prompt), 1.0, [Cost("ADD", "l_out", 1, 2.0)])
-
-    plan = msgspec.structs.replace(PLAN, axes={"prompt_sync": ("full", "kv")}, repeat=1)
-    found = collect(demo, make(demo, plan, profiler=profiler))
-    ways = [(0, "auto"), (2, "full"), (2, "kv")]
-    assert asked == [(size, *way) for size in (20, 40) for way in ways]
-    profiled = [cell for cell in found.cells if cell.profile]
-    found_ways = [(c.n_prompt, c.n_max) for c in profiled]
-    assert found_ways == [(size, depth) for size in (20, 40) for depth in (0, 2, 2)]
-    assert profiled[0].profile.sum_s == 2.0 and profiled[0].samples
-    shown = cell_profiles(found.cells)
-    assert "a prompt of 40 tokens goes (text):" in shown and "| MTP 2, sync kv: % |" in shown
-    assert [*make(demo, plan, profiler=profiler, run=found.runs["r"]).run()] == []
-
-
-def test_an_interrupted_profile_ends_the_run(demo: Model) -> None:
-    def interrupted(settings: Settings, prompt: list[int]) -> Profile:
-        raise KeyboardInterrupt
-
-    matrix = make(demo, profiler=interrupted)
-    cells = collect(demo, matrix).cells
-    assert matrix.interrupted and not matrix.measuring
-    assert len(cells) == 6 and not any(cell.profile for cell in cells)
+        assert matrix.n_to_do == 2 * (15 - sum(repeats))

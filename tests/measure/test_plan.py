@@ -36,16 +36,6 @@ def test_a_key_is_one_whatever_the_order_of_its_axes() -> None:
     )
 
 
-def test_every_library_has_all_of_them() -> None:
-    plan = Plan((5,), (0, 2), 1, 1, libraries=("upstream", "patched"))
-    assert [*map(plan.label, cells(plan))] == [
-        "upstream, no MTP",
-        "upstream, depth 2",
-        "patched, no MTP",
-        "patched, depth 2",
-    ]
-
-
 def test_the_first_repeat_of_everything_comes_first() -> None:
     plan = Plan((5, 7), (0,), 1, 2, classes=("text", "code"))
     assert [(repeat, *keys[0].kind) for repeat, keys in plan.groups()] == [
@@ -112,15 +102,6 @@ def test_every_variant_has_room_for_the_drafts_of_all(
     depths: tuple[int | str, ...], most: int
 ) -> None:
     assert Plan((100,), depths, 7, 1).context_needed(100) == 100 + 7 + most + 1
-
-
-@pytest.mark.parametrize(("peer", "depth"), [("llama-server", "auto"), ("llama-bench", 3)])
-def test_other_programs_are_measured_without_drafts_where_they_have_none(
-    peer: str, depth: int | str
-) -> None:
-    """Adaptive depth is ours, and llama-bench has no drafts."""
-    plan = Plan((8,), (depth,), 4, 1, peers=(peer,))
-    assert [one.depth for one in cells(plan) if one.build] == [0]
 
 
 def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:

@@ -43,45 +43,6 @@ def test_a_sample_without_a_rate_has_no_ratio() -> None:
     assert paired_ratios(cell(3, {0: 0.0, 1: 9.0}), cell(0, {0: 1.0, 1: 3.0}), "decode_tps") == [3]
 
 
-def spending(made: Cell, prefill_s: float, decode_s: float) -> Cell:
-    """The cell with this CPU time of its thread in every sample."""
-    for sample in made.samples:
-        sample.cpu_s = {"prefill": prefill_s, "decode": decode_s}
-    return made
-
-
-def test_one_thread_is_compared_by_its_cpu_time() -> None:
-    """Both take a second for prefill and one for decode, in which one thread ran for a part."""
-    plain = spending(cell(0, {0: 100.0}, settings={"n_threads": 1}), 0.5, 1.0)
-    mtp = spending(cell(3, {0: 100.0}, settings={"n_threads": 1}), 1.0, 0.25)
-    mtp.samples[0].elapsed_s = plain.samples[0].elapsed_s = 2.0
-    assert paired_ratios(mtp, plain, "prefill_tps") == [0.5]
-    assert paired_ratios(mtp, plain, "decode_tps") == [4.0]
-    assert paired_ratios(mtp, plain, "elapsed_s") == [1.25 / 1.5]
-
-
-def test_a_sample_without_decoding_has_no_ratio_by_cpu_time_either() -> None:
-    plain = spending(cell(0, {0: 100.0}, settings={"n_threads": 1}), 0.5, 0.0)
-    mtp = spending(cell(3, {0: 100.0}, settings={"n_threads": 1}), 1.0, 0.25)
-    assert paired_ratios(mtp, plain, "decode_tps") == []
-
-
-@pytest.mark.parametrize(
-    "change", [{"settings": {"n_threads": 2}}, {"machine": {"cores": 2}}, {"backend": "CUDA"}, {}]
-)
-def test_cpu_time_that_says_little_is_left_out(change: dict[str, Any]) -> None:
-    """CPU time of several threads, beside a device, or of one side only is not used."""
-    changes: dict[str, Any] = {"settings": {"n_threads": 1}, **change}
-    if "machine" in change:
-        del changes["settings"]
-    plain = spending(cell(0, {0: 100.0}, **changes), 0.5, 1.0)
-    mtp = cell(3, {0: 150.0}, **changes)
-    if change:
-        spending(mtp, 1.0, 0.25)
-    assert paired_ratios(mtp, plain, "prefill_tps") == [1.5]
-    assert paired_ratios(mtp, plain, "decode_tps") == [1.5]
-
-
 def test_the_base_is_the_plain_cell_of_the_same_setting() -> None:
     plain = cell(0, {0: 1.0})
     others = [

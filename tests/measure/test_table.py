@@ -11,9 +11,7 @@ from pyllama_mtp.measure.table import (
     llama_bench,
     markdown_table,
     matrix_columns,
-    ordered,
     print_matrix,
-    records,
 )
 from pyllama_mtp.measure.table import (
     matrix_rows as rows_of,
@@ -60,17 +58,6 @@ def test_auto_is_shown_as_what_it_came_down_to() -> None:
     left_out.samples, left_out.skipped = [], "too long"
     cells = [with_switches("last", "auto", 1000), left_out]
     assert "sync" not in [column.title for column in matrix_columns(cells)]
-
-
-def test_rows_are_in_the_order_of_depth() -> None:
-    models = [
-        cell(depth, 1000, 100, model=model, adaptive=depth == 6)
-        for model in ("b.gguf", "a.gguf")
-        for depth in (6, 3, 0, 2)
-    ]
-    wanted = [(model, depth) for model in ("b.gguf", "a.gguf") for depth in (0, 2, 3, 6)]
-    assert [(row["model"], row["n_max"]) for row in records(models)] == wanted
-    assert [(one.model, one.n_max) for one in ordered(models)] == wanted
 
 
 def printed(cells: list[Cell], width: int | None) -> str:

@@ -91,13 +91,6 @@ def test_sessions_side_by_side_and_idle_between(worker: LibraryProcess) -> None:
     worker.drop()
 
 
-@pytest.mark.parametrize("worker", ["upstream"], indirect=True)
-def test_a_prompt_is_profiled_there(worker: LibraryProcess) -> None:
-    found = worker.profile(SETTINGS, [*range(300, 400)])
-    assert any("nextn.eh_proj" in cost.tensor for cost in found.costs)
-    assert found.n_prompt == 100 and found.kinds["delta net"] > 0
-
-
 def test_what_is_refused_there_is_refused_here(worker: LibraryProcess) -> None:
     with pytest.raises(InsufficientMemoryError, match="available"):
         worker.check(Settings(n_ctx=2_000_000_000, draft_n_max=0))

@@ -10,15 +10,13 @@ import pytest
 from pyllama_mtp.measure.compare import compare
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import COPY
-from pyllama_mtp.measure.sample import Miss, Sample
-from pyllama_mtp.measure.table import matrix_notes
+from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.measure.verdict import summary
 from pyllama_mtp.measure.worth import (
     acceptance_markdown,
     acceptance_rows,
     conditional,
     costs_of,
-    rejected,
 )
 
 from ..cells import made_cell, made_sample
@@ -130,10 +128,6 @@ def test_models_and_axes_are_not_mixed() -> None:
     assert [row["series"] for row in acceptance_rows(cells)] == ["post-norm", "pre-norm"]
 
 
-def notes_of(cells: list[Cell]) -> str:
-    return "\n".join(matrix_notes(cells))
-
-
 def test_copying_is_a_row_of_its_own_and_part_of_no_mean() -> None:
     """Not even where it is five times as fast and every draft is accepted."""
     plain, fast = timed(0, 40, 1, 0), timed(2, 40, 0.1, 0.1, accepted=[40, 40])
@@ -147,9 +141,6 @@ def test_copying_is_a_row_of_its_own_and_part_of_no_mean() -> None:
         verdict = acceptance_markdown(cells).partition("verdict: ")[2]
         assert acceptance_markdown([*copies, *cells]).partition("verdict: ")[2] == verdict
         assert summary([*copies, *cells]) == summary(cells) != summary(copies) != ""
-    auto = [asked(6, kind, timed(6, 40, 1, 1), adaptive=True) for kind in ("code", COPY)]
-    auto[1].samples[0].looked_up = {"rounds": 40, "drafted": 400}
-    assert "on average 6.0 drafts per round; from earlier in the text in 0 %" in notes_of(auto)
     twice = [
         replace(cell, samples=2 * cell.samples, repeats=[0, 1]) for cell in (*copies, *several)
     ]
@@ -161,10 +152,3 @@ def test_copying_is_a_row_of_its_own_and_part_of_no_mean() -> None:
 def test_prompts_without_a_partner_give_no_interval() -> None:
     cells = [replace(cell, repeats=[cell.n_max]) for cell in matrix()]
     assert "depth 1 is the best: about 1.2 times as fast" in acceptance_markdown(cells)
-
-
-def test_rejected_drafts_say_where_they_were() -> None:
-    sample = timed(1, 1, 1, 1)
-    sample.misses = [Miss(7, 1, 3, 4, "a", "b", "before it")]
-    (row,) = rejected([asked(1, "code", sample, repeats=[5])])
-    assert row["class"] == "code" and row["repeat"] == 5 and row["context"] == "before it"

@@ -77,17 +77,6 @@ def test_models_and_machines_have_sections_of_their_own(tmp_path: Path) -> None:
     assert "<b>n" not in text and "&lt;b&gt;n" in text and "Other &amp; &lt;Sons&gt;" in text
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_what_has_no_plot_says_why(tmp_path: Path) -> None:
-    for cells, n_plots, why in (
-        ([make_cell(3, prefill=[], decode=[], skipped="long")], 0, "speed: no cell has samples."),
-        ([make_cell(2), make_cell(3)], 3, "MTP: no cell with MTP has one without beside it."),
-        ([make_cell(0)], 2, "position: no depth has 20 drafts of an MTP head."),
-    ):
-        write_report(cells, tmp_path)
-        assert why in page(tmp_path) and page(tmp_path).count("<img") == n_plots
-
-
 def test_bad_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, good = tmp_path / "empty.jsonl", MEASURED
     empty.touch()
@@ -138,12 +127,6 @@ def test_a_chart_over_models_has_bars_of_every_model() -> None:
     assert [p.x for p in curves(cells, "models")[2].points] == [0, 1]
 
 
-def test_figures_that_differ_much_have_a_logarithmic_axis() -> None:
-    cells = [make_cell(0), make_cell(0, 1024, prefill=[3000.0] * 3)]
-    assert drawn(cells, "prefill").get_yscale() == "log"
-    assert drawn(cells, "decode").get_yscale() == "linear"
-
-
 @pytest.mark.parametrize(("kind", "words"), [("decode", "~68"), ("decode-ratio", "~1.7x")])
 def test_one_sample_has_no_bounds_and_two_digits(kind: Kind, words: str) -> None:
     once = [make_cell(0, 512, [200], [40]), make_cell(3, 512, [190], [68.4])]
@@ -151,16 +134,3 @@ def test_one_sample_has_no_bounds_and_two_digits(kind: Kind, words: str) -> None
     assert words in {text.get_text() for text in axes.texts}
     assert all(point.low is None for curve in curves(once, kind) for point in curve.points)
     assert not any(getattr(bar, "errorbar", None) for bar in bars(axes))
-
-
-def test_speeds_and_ratios_are_by_one_clock() -> None:
-    """One thread, which waited for half of the time with MTP: by CPU time it is the faster."""
-    cells = [make_cell(n, settings={"n_threads": 1}, decode=(30, 30, 30)) for n in (0, 3)]
-    for cell in cells:
-        for sample in cell.samples:
-            spent = sample.decode_s / (2 if cell.n_max else 1)
-            sample.cpu_s = {"prefill": sample.prefill_s, "decode": spent}
-    (plain, mtp), (ratio,) = curves(cells, "decode"), curves(cells, "decode-ratio")
-    assert mtp.points[0].y / plain.points[0].y == pytest.approx(2) == ratio.points[0].y
-    assert drawn(cells, "decode").get_ylabel() == "tokens per second of CPU time"
-    assert drawn([make_cell(0)], "decode").get_ylabel() == "tokens per second"

@@ -7,8 +7,6 @@ from pyllama_mtp.measure.figures import (
     Cell,
     Labels,
     latest,
-    machine_words,
-    sections,
     series_key,
 )
 from pyllama_mtp.measure.page import Point, curves
@@ -24,11 +22,6 @@ def test_a_label_names_only_what_varies() -> None:
     assert names([make_cell(0), make_cell(3), make_cell(3, 1024)]) == ["no-MTP", "MTP 3", "MTP 3"]
     two = [make_cell(0), make_cell(3), make_cell(3, variant="upstream", series="x")]
     assert names(two) == ["no-MTP, patched", "MTP 3, patched", "MTP 3, upstream"]
-
-
-def test_two_patch_series_of_one_variant() -> None:
-    cells = [make_cell(3), make_cell(3, series="0badcafe00")]
-    assert names(cells) == ["MTP 3, patches feedc0d", "MTP 3, patches 0badcaf"]
 
 
 def test_a_switch_is_named_where_it_varies() -> None:
@@ -53,25 +46,6 @@ def test_the_last_measurement_counts_unless_it_was_skipped() -> None:
     assert latest([first, make_cell(0), second]) == [second, make_cell(0)]
     assert latest([first, skipped]) == [first]
     assert latest([skipped]) == [skipped]
-
-
-def test_sections_are_of_one_model_machine_and_class() -> None:
-    other = {"cpu": "Other", "cores": 8, "devices": ["GPU X"]}
-    cells = [
-        make_cell(0),
-        make_cell(0, model="n.gguf"),
-        make_cell(3),
-        make_cell(0, machine=other),
-        make_cell(0, prompt_class="code"),
-        make_cell(3, variant="upstream"),
-    ]
-    found = sections(cells)
-    assert [(s[0].model, machine_words(s[0]), s[0].prompt_class, len(s)) for s in found] == [
-        ("m.gguf", "Testcore, 2 cores", "text", 3),
-        ("n.gguf", "Testcore, 2 cores", "text", 1),
-        ("m.gguf", "Other, GPU X, 8 cores", "text", 1),
-        ("m.gguf", "Testcore, 2 cores", "code", 1),
-    ]
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -104,11 +78,6 @@ def test_a_figure_that_was_not_measured_has_no_point() -> None:
     for sample in cell.samples:
         sample.decode_tps = 0.0
     assert curves([cell], "decode") == [] and len(curves([cell], "prefill")) == 1
-
-
-def test_adaptive_depth_is_the_last_curve() -> None:
-    cells = [make_cell(6, adaptive=True), make_cell(8), make_cell(0), make_cell(6)]
-    assert [c.label for c in curves(cells, "decode")] == ["no-MTP", "MTP 6", "MTP 8", "MTP auto"]
 
 
 def test_acceptance_of_adaptive_depth_needs_drafts() -> None:

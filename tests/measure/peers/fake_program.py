@@ -75,12 +75,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": {"message": "the request exceeds the context"}}, 400)
         if MODE == "garbage":
             return self.answer(b"<html>")
-        answer = {"timings": self.timings(request)}
-        if request["stream"]:
-            events = [{"content": "\n"}, {"content": "", **answer}]
-            lines = [f"data: {json.dumps(event)}\n\n" for event in events]
-            return self.answer("".join([*lines, "data: [DONE]\n\n"]).encode())
-        self.answer(answer)
+        self.answer({"timings": self.timings(request)})
 
     def timings(self, request: dict[str, Any]) -> dict[str, Any]:
         depth = int(option("--spec-draft-n-max", "0"))

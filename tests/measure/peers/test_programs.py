@@ -14,11 +14,9 @@ from pyllama_mtp.measure import peers as peers_module
 from pyllama_mtp.measure.peers import (
     HOST,
     LlamaServer,
-    OutputError,
     PeerError,
     PeerOptions,
     PeerRunner,
-    completion_request,
     find,
     parse_llama_bench,
     parse_timings,
@@ -47,7 +45,6 @@ def measured(name: str, task: Task = TASK, n_gpu_layers: int = 0) -> Sample:
     runner = PeerRunner(name, None, "m.gguf", n_gpu_layers)
     runner.check(task.settings)
     runner.begin(4, task)
-    runner.read(4, 50)
     assert runner.advance(4, 1) == task.max_tokens
     return runner.finish(4)[0]
 
@@ -152,31 +149,10 @@ def server() -> LlamaServer:
     return LlamaServer(*find("llama-server").command, [])
 
 
-def test_of_a_stream_the_last_event_counts(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = {**completion_request([1, 2, 3], 9, 0), "stream": True}
-    with server() as one:
-        assert one.complete(request)["timings"]["predicted_n"] == 9
-    monkeypatch.setenv("FAKE_MODE", "garbage")
-    with server() as one, pytest.raises(PeerError, match="answered what is no JSON"):
-        one.complete(request)
-
-
 def test_one_that_is_never_ready(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MODE", "never ready")
     monkeypatch.setattr(peers_module, "START_TIMEOUT_S", 1.0)
     with pytest.raises(PeerError, match="was not ready in 1 s"), server():
-        pass
-
-
-def test_an_interruption_while_it_starts_ends_it(
-    peers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setenv("FAKE_MODE", "never ready")
-    monkeypatch.setattr("pyllama_mtp.measure.peers.time.sleep", interrupt)
-    with pytest.raises(KeyboardInterrupt), server():
         pass
 
 
@@ -188,11 +164,10 @@ def test_an_interruption_while_it_starts_ends_it(
     [
         *("", "error: unable to load model", "[]", "{}", "[1]", '[{"n_prompt": 1}]'),
         '[{"n_prompt": 0, "n_gen": 192, "samples_ts": [1.0, 2.0]}]',
-        '[{"n_prompt": 16, "n_gen": 192, "samples_ts": [24.0]}]',
     ],
 )
 def test_other_output_of_bench_is_refused(text: str) -> None:
-    with pytest.raises(OutputError):
+    with pytest.raises(PeerError, match="no usable field"):
         parse_llama_bench(text)
 
 
@@ -200,8 +175,8 @@ def test_timings_of_the_server() -> None:
     """A server that generates nothing; a prompt from its cache; no timings."""
     known = {"cache_n": 0, "prompt_n": 256, "prompt_per_second": 200.0, "predicted_n": 0}
     assert parse_timings({"timings": known}).n_generated == 0
-    with pytest.raises(OutputError, match="255 prompt tokens from its cache"):
+    with pytest.raises(PeerError, match="255 prompt tokens from its cache"):
         parse_timings({"timings": {**known, "cache_n": 255}})
     for response in ({}, {"timings": {}}, {"timings": None}, json.loads("[]")):
-        with pytest.raises(OutputError):
+        with pytest.raises(PeerError, match="no usable timings"):
             parse_timings(response)

@@ -77,7 +77,7 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
             clock[0] += 1
             super().begin(number, task)
 
-    plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",), prompt_step=4)
+    plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",))
     peer = PeerRunner("llama-bench", None, "m.gguf", -1)
     ours = OneSecond(demo)
     records = [*matrix(demo, plan, peer, ours, budget_s=3.5).run()]
