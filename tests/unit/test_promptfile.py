@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import pytest
 
 from pyllama_mtp import promptfile
 from pyllama_mtp.checkpoints import Checkpoint
-from pyllama_mtp.errors import DiskFullError, InsufficientMemoryError, PromptFileError, UsageError
+from pyllama_mtp.errors import InsufficientMemoryError, PromptFileError, UsageError
 from pyllama_mtp.llama.batch import KeptRow
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.ggufinfo import read_gguf
@@ -29,8 +28,6 @@ from pyllama_mtp.promptfile import (
     weights_sample,
     write,
 )
-
-from ..processes import disk_full_at
 
 IDENTITY: dict[str, str | int] = {"model": "ab12", "cache_type_k": "q8_0", "n_rs_seq": 3}
 PROMPT = ProcessedPrompt(
@@ -103,17 +100,6 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, changes: dict[str, Any
     back = read(tmp_path / "p", prompt.identity)
     assert_same(back, prompt)
     assert all(type(token) is int for token in back.tokens)
-
-
-def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
-    """Whatever the process's umask, and whatever file it replaces."""
-    before = os.umask(0)
-    modes = list[int]()
-    for _ in range(2):
-        modes.append((path := saved(tmp_path)).stat().st_mode & 0o777)
-        path.chmod(0o644)
-    os.umask(before)
-    assert modes == [0o600] * 2
 
 
 def test_layout_is_the_documented_one(tmp_path: Path) -> None:
@@ -336,15 +322,6 @@ def test_states_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # --- writing ---------------------------------------------------------------------------
-
-
-def test_disk_that_fills_up(tmp_path: Path) -> None:
-    """The file that was there stays, and nothing else; other failures are in test_files.py."""
-    path = saved(tmp_path)
-    with disk_full_at(100_000), pytest.raises(DiskFullError, match=r"bin \(1.0 MB\): File too"):
-        saved(tmp_path, target=bytes(1_000_000))
-    assert_same(read(path, IDENTITY), PROMPT)
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_identity_that_is_too_long(tmp_path: Path) -> None:
