@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -100,6 +101,17 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, changes: dict[str, Any
     back = read(tmp_path / "p", prompt.identity)
     assert_same(back, prompt)
     assert all(type(token) is int for token in back.tokens)
+
+
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    """Whatever the process's umask, and whatever file it replaces."""
+    before = os.umask(0)
+    modes = list[int]()
+    for _ in range(2):
+        modes.append((path := saved(tmp_path)).stat().st_mode & 0o777)
+        path.chmod(0o644)
+    os.umask(before)
+    assert modes == [0o600] * 2
 
 
 def test_layout_is_the_documented_one(tmp_path: Path) -> None:
