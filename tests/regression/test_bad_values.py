@@ -145,6 +145,7 @@ CALLS: dict[str, str] = {
     "Grammar.lark('start: a')": "Lark grammar cannot be used",
     "Grammar('yaml', 'a')": "one of gbnf",
     "Grammar.regex('(' * 501)": "more than 500 parentheses",
+    "Sampling(grammar='root ::= ' + '(' * 501)": "more than 500 parentheses",
     "Grammar.regex('a' * 300_000)": "more than 262,144 characters",
 }
 #: What verification finds nothing to choose in, whatever was drafted.
