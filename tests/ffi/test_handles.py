@@ -6,7 +6,7 @@ import copy
 import gc
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,16 +55,17 @@ def test_using_what_is_closed(closed: dict[str, object], use: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def closed(demo_file: Path) -> dict[str, object]:
+def closed(demo_file: Path) -> Iterator[dict[str, object]]:
     """A context, a session with a generation that has begun, and their model, which closes them."""
     model = Model(demo_file)
     context, session = Context(model, SMALL), Session(model, SETTINGS)
     context.decode(ONE, 0, OUT)
     generation = iter(session.generate([1, 2], max_tokens=9, ignore_eos=True))
     next(generation)
-    for one in (model, context, session, model):
+    model.close()
+    yield {"context": context, "model": model, "session": session, "generation": generation}
+    for one in (context, session, model, context):
         one.close()
-    return {"context": context, "model": model, "session": session, "generation": generation}
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
