@@ -720,8 +720,9 @@ class Context(Owned, OfThisProcess):
             data = self.checkpoint_memory.take(size) if recurrent_only else bytearray(size)
         except MemoryError:
             raise InsufficientMemoryError(f"no memory for a state of {size} bytes") from None
-        target = self._ffi.from_buffer("uint8_t[]", data)
-        n = self._run(self._lib.pyllama_state_seq_get, target, size, seq, flags)
+        # Released at once: an error keeps this frame, and the collector cannot free memory in use.
+        with self._ffi.from_buffer("uint8_t[]", data) as target:
+            n = self._run(self._lib.pyllama_state_seq_get, target, size, seq, flags)
         self._raise_what_came()
         if n == 0:
             raise self._state_error("saved")
@@ -755,11 +756,11 @@ class Context(Owned, OfThisProcess):
         """
         on_device = any(data is kept for kept in self._on_device.values())
         flags = self._state_flags(recurrent_only, on_device)
-        source = self._ffi.from_buffer("uint8_t[]", data)
         self._rewind = {}
         if not recurrent_only:
             self._image_ends.pop(seq, None)
-        n = self._run(self._lib.pyllama_state_seq_set, source, len(data), seq, flags)
+        with self._ffi.from_buffer("uint8_t[]", data) as source:  # see save_state()
+            n = self._run(self._lib.pyllama_state_seq_set, source, len(data), seq, flags)
         self._raise_what_came()
         if n == 0:
             raise self._state_error("restored")

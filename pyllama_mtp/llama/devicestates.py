@@ -101,8 +101,9 @@ class DeviceStates:
         if not self._handle:
             raise ContextClosedError("the context of this state is closed")
         data = self._memory.take(size)
-        target = native.load().ffi.from_buffer("uint8_t[]", data)
-        if not self._run(self._lib.pyllama_mtp_checkpoints_get, slot, target, size):
+        with native.load().ffi.from_buffer("uint8_t[]", data) as target:  # see save_state()
+            done = self._run(self._lib.pyllama_mtp_checkpoints_get, slot, target, size)
+        if not done:
             raise FatalDecodeError("a state did not come back from its device")
         self._states.pop(slot, None)
         return data

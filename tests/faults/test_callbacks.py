@@ -66,24 +66,22 @@ def logging_fails(kind: type[BaseException], when: str, n_before: int = 0) -> It
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("at", [0.0, 0.5, 1.0])
-def test_progress_of_loading(
-    demo_file: Path, kind: type[BaseException], at: float, expected: str
+@pytest.mark.parametrize("at", [0.0, 0.5, 1.0, "a line of the log"])
+def test_loading(
+    demo_file: Path, kind: type[BaseException], at: float | str, expected: str
 ) -> None:
+    """The callback of its progress raises, at a share of the file, or a handler of its log."""
+
     def progress(share: float) -> None:
-        if share >= at:
+        if share >= at:  # type: ignore[operator]
             raise kind("in progress")
 
-    with pytest.raises(kind, match="in progress"):
-        Model(demo_file, progress=progress)
-    with Model(demo_file) as model, Session(model, SETTINGS) as session:
-        assert text_of(session) == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_logging_of_loading(demo_file: Path, kind: type[BaseException], expected: str) -> None:
-    with logging_fails(kind, "general.architecture"), pytest.raises(kind, match="log handler"):
-        Model(demo_file)
+    if isinstance(at, str):
+        with logging_fails(kind, "general.architecture"), pytest.raises(kind, match="log handler"):
+            Model(demo_file)
+    else:
+        with pytest.raises(kind, match="in progress"):
+            Model(demo_file, progress=progress)
     with Model(demo_file) as model, Session(model, SETTINGS) as session:
         assert text_of(session) == expected
 

@@ -99,16 +99,6 @@ def test_a_session_closed_by_another_thread_says_so(
         finish()
 
 
-def test_a_context_in_use_is_refused(demo: Model) -> None:
-    with Session(demo, SETTINGS) as session:
-        context = session._engine.target
-        with context._alone:  # as during a decode in another thread
-            for call in (context.clear, context.close, context.save_state, context.synchronize):
-                with pytest.raises(UsageError, match="two threads at once"):
-                    call()
-        assert text_of(session, PROMPTS[0])
-
-
 def test_exclusive_is_free_again_after_an_interruption() -> None:
     """Ctrl-C at any moment of taking and releasing it, thousands of times."""
     alone, interrupted = Exclusive("it"), 0

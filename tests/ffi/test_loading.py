@@ -43,14 +43,14 @@ def write_library(folder: Path, content: bytes) -> Path:
     return folder
 
 
-def test_a_library_without_stamp(tmp_path: Path) -> None:
-    with pytest.raises(LibraryError, match="carries no stamp"):
-        native.read_stamp(write_library(tmp_path, b"\x7fELF"))
-
-
-def test_an_incomplete_folder(tmp_path: Path) -> None:
+def test_a_folder_without_a_library_of_ours(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="incomplete build"):
         native.read_stamp(tmp_path)
+    write_library(tmp_path, b"\x7fELF")
+    with pytest.raises(LibraryError, match="carries no stamp"):
+        native.read_stamp(tmp_path)
+    with pytest.raises(LibraryError, match="cannot be loaded"):
+        native._load_shim(tmp_path)
 
 
 def test_a_backend_of_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,11 +103,6 @@ def test_features_that_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(native, "read_stamp", lambda folder: stamp)
     with pytest.raises(LibraryError, match=r"avx9000, zz_no_such.*PYLLAMA_CPU_ALL"):
         native.locate()
-
-
-def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(LibraryError, match="cannot be loaded"):
-        native._load_shim(write_library(tmp_path, b"not a library"))
 
 
 def test_a_second_variant_in_one_process() -> None:

@@ -20,7 +20,7 @@ from pyllama_mtp.llama import native, rpc
 
 from ..processes import RunPython
 from ..regression.support import engine_of
-from ..workers import SMALL, TEXT_OF, address_of, start_worker, text_of, worker
+from ..workers import SMALL, address_of, start_worker, text_of, worker
 
 
 @pytest.fixture(scope="module")
@@ -160,19 +160,6 @@ def test_a_model_that_does_not_load_lets_the_worker_go(
     with pytest.raises(ModelFileError):
         Model(tmp_path / "none.gguf", rpc_servers=served)
     rpc.check(served)
-
-
-@pytest.mark.parametrize("shares", [(), (-1.0, 2.0), (0.0, 0.0), (1.0,) * 1000, (float("nan"),)])
-def test_bad_shares(demo_file: Path, shares: tuple[float, ...]) -> None:
-    with pytest.raises(UsageError, match="tensor_split"):
-        Model(demo_file, tensor_split=shares)
-
-
-def test_upstreams_variant_too(
-    run_python: RunPython, demo: Model, demo_file: Path, served: str
-) -> None:
-    done = run_python(TEXT_OF, demo_file, served, env={"PYLLAMA_MTP_LIB": "upstream"})
-    assert done.stdout == text_of(demo), done.stderr
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.demo import demo_path, vision_demo_path
 from pyllama_mtp.models.ggufinfo import validate_model_file
+from pyllama_mtp.models.mmproj import find_mmproj
 
 REFERENCE = Path(__file__).parents[1] / "data" / "demo_reference.npz"
-CARD = demo_path().with_name("MODEL_CARD.md")
 PROMPTS = demo_path().with_name("prompts.jsonl")
 CLASSES = ("factual", "thinking", "code", "instruction")
 
@@ -29,24 +29,26 @@ def reader() -> GGUFReader:
     return GGUFReader(demo_path())
 
 
-@pytest.fixture(scope="module")
-def digest() -> str:
-    return hashlib.sha256(demo_path().read_bytes()).hexdigest()
-
-
 def value(reader: GGUFReader, key: str):
     assert key in reader.fields, f"the file lacks {key}"
     return reader.fields[key].contents()
 
 
-def test_the_file_is_at_most_16_mb() -> None:
-    assert 1_000_000 < demo_path().stat().st_size <= 16_000_000
+@pytest.mark.parametrize(("model", "most"), [(demo_path(), 16e6), (vision_demo_path(), 6e6)])
+def test_the_card_is_about_these_very_files(model: Path, most: float) -> None:
+    """Of the demo model, and of the one that sees, with its encoder."""
+    card, files = model.with_name("MODEL_CARD.md").read_text(), [model]
+    if encoder := find_mmproj(model):
+        files.append(encoder)
+    assert len(files) == (1 if model == demo_path() else 2)
+    assert all(hashlib.sha256(file.read_bytes()).hexdigest() in card for file in files)
+    assert 1e6 < sum(file.stat().st_size for file in files) < most
 
 
-def test_reference_and_card_are_about_this_very_file(digest: str) -> None:
+def test_the_reference_is_about_this_very_file() -> None:
     with np.load(REFERENCE) as reference:
-        assert str(reference["sha256"]) == digest
-    assert digest in CARD.read_text() and REFERENCE.stat().st_size < 1_000_000
+        assert str(reference["sha256"]) == hashlib.sha256(demo_path().read_bytes()).hexdigest()
+    assert REFERENCE.stat().st_size < 1_000_000
 
 
 def test_the_file_is_a_whole_model_with_a_head(reader: GGUFReader) -> None:

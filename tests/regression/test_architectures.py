@@ -6,8 +6,6 @@ The models are small, with random weights, and a head that is right in about hal
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,13 +20,6 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
-from pyllama_mtp.measure.peers import (
-    VARIABLE,
-    LlamaServer,
-    PeerOptions,
-    completion_request,
-    server_options,
-)
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.sequence import Drafts
@@ -214,52 +205,6 @@ def test_best_tokens_picked_in_the_graph(other: Model, monkeypatch: pytest.Monke
         assert found == recorded.rounds and (len(lengths) > 1 if p_min else 3 in lengths)
         if native.load().has_tap:
             assert n_bytes <= (4 + 80) * 3 * len(found)
-
-
-@pytest.mark.parametrize("noise", [None, 0.05])
-def test_drafts_are_llama_servers(
-    other: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float | None
-) -> None:
-    """Round by round. With random weights all of the head is of consequence, its attention too; a
-    head that drafts well is as good without."""
-    folder = os.environ.get(VARIABLE) or Path(__file__).parents[2] / "build" / "peers" / "bin"
-    server = Path(folder) / "llama-server"
-    if not os.access(server, os.X_OK):
-        pytest.skip(f"no llama-server in {folder}: python bench/peers.py")
-    recorded = Recorded(monkeypatch)
-    chosen, prompt, path = settings(3), prompt_of(other, 61), other.path
-    n = 24 if noise is None else N_ANSWER  # random weights of recurrent layers: rounding adds up
-    if noise is None:
-        path = write_model(other.architecture, tmp_path / "m.gguf", other.info.n_mtp_layers)
-    with Model(path, mtp=True) as model, Session(model, chosen) as session:
-        ours = session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
-    given = server_options(PeerOptions(chosen, str(path), 0))
-    with LlamaServer(str(server), [*given, "-lv", "5"]) as running:
-        request = completion_request(prompt, n, 1) | {"return_tokens": True}
-        assert running.complete(request)["tokens"] == ours
-        log = running._program.stderr() + running._program.stdout()
-    found = dict(zip(recorded.starts, recorded.rounds, strict=True))
-    theirs = rounds_of(log, len(prompt))
-    # Where the server goes back to a copy of the state, it has rounds of accepted tokens, too.
-    same = [at for at in theirs if at in found]
-    if noise is None and other.architecture == "qwen3next":  # of which upstream has no snapshots
-        same = same[:1]  # then its head goes on from the hidden row of a rejected draft
-    assert [theirs[at] for at in same] == [found[at][: len(theirs[at])] for at in same]
-    n_drafted = sum(len(theirs[at]) for at in same)
-    assert n_drafted >= (3 if len(same) == 1 else 12)
-    assert other.is_recurrent or len(same) >= len(theirs) - 1
-
-
-def rounds_of(log: str, start: int) -> dict[int, list[int]]:
-    """Drafts of each round by the position of the newest token, from llama-server's log."""
-    rounds: dict[int, list[int]] = {start: []}
-    lines = r"draft candidate +0, pos +\d+: +(\d+)|new n_tokens = (\d+)"
-    for token, position in re.findall(lines, log):
-        if token:
-            rounds[max(rounds)].append(int(token))
-        else:
-            rounds[int(position)] = []
-    return rounds
 
 
 @in_upstreams_way

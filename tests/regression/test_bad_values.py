@@ -64,7 +64,8 @@ NAMED: dict[str, dict[str, tuple[Any, ...]]] = {
     "Model(demo.path, {})": {
         "n_gpu_layers": ("1", 1.0, None, True, 2**40),
         "rpc_timeout": ("1", 1.0, None, True, -1),
-        **{"mtp": ("no", 0), "tensor_split": (0.5, "1", ("1",)), "device": (3,)},
+        **{"mtp": ("no", 0), "device": (3,)},
+        "tensor_split": (0.5, "1", ("1",), (), (-1.0, 2.0), (0.0, 0.0), (1.0,) * 99, (math.nan,)),
         **{"override_tensor": ("ffn=CPU",), "split_mode": ("tensor",), "main_gpu": (-1,)},
         **{"use_mmap": (2,), "moe_cache_size": (-1,)},
     },
@@ -144,6 +145,7 @@ CALLS: dict[str, str] = {
     "Grammar.lark('start: a')": "Lark grammar cannot be used",
     "Grammar('yaml', 'a')": "one of gbnf",
     "Grammar.regex('(' * 501)": "more than 500 parentheses",
+    "Sampling(grammar='root ::= ' + '(' * 501)": "more than 500 parentheses",
     "Grammar.regex('a' * 300_000)": "more than 262,144 characters",
 }
 #: What verification finds nothing to choose in, whatever was drafted.

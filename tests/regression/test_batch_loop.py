@@ -67,28 +67,6 @@ def check(served: Served, answer: Answer, prompt: list[int], gap: float) -> None
     assert_same_tokens(served.model, prompt, answer.tokens, wanted, gap)
 
 
-def test_a_place_is_used_again(served: Served, text: list[int], gap: float) -> None:
-    """A prompt that continues, one that parts within, one that is new: the text of each alone.
-
-    Parting: from the last checkpoint before. The second turn comes after somebody else's.
-    """
-    first = served.answer(text[:70])
-    served.answer(text[100:120])
-    longer = [*text[:70], *first.tokens, *text[70:80]]
-    second = served.answer(longer)
-    assert second.telemetry.n_cached == 70 + N - 1, "all but the last token were in the cache"
-    check(served, second, longer, gap)
-    parted = [*text[:66], *text[80:90]]
-    third = served.answer(parted)
-    assert third.telemetry.n_cached == 64, "the end of the last whole graph before"
-    check(served, third, parted, gap)
-    again = served.answer(parted)
-    assert again.telemetry.n_cached == len(parted) and again.tokens == third.tokens
-    new = served.answer(text[5:40])
-    assert new.telemetry.n_cached == 0
-    check(served, new, text[5:40], gap)
-
-
 def test_requests_come_and_go_between_steps(served: Served, text: list[int], gap: float) -> None:
     """One joins in the middle, one is dropped while it runs, one while its prompt is processed,
     one while it waits; the others get their texts."""

@@ -21,7 +21,6 @@ from .support import (
     made_up,
     rounding,
     settings,
-    written,
 )
 
 N_TOKENS = 16
@@ -76,26 +75,6 @@ def test_demo_model(
     assert [True] * depth in rounds, "no round with all drafts accepted: it was not tested"
     assert [False] in rounds, "no round with the first draft rejected: it was not tested"
     assert equal >= 0.9 * len(prompts), "rounding may part a rare pair, not one in ten"
-
-
-def test_default_batches(demo: Model, prompts: Prompts, gap: float) -> None:
-    """Batches larger than the prompt, where other kernels run."""
-    big = {"n_batch": 2048, "n_ubatch": 512}
-    with Session(demo, settings(0, **big)) as off, Session(demo, settings(3, **big)) as on:
-        for prompt in prompts[::2]:
-            wanted = greedy(off, prompt, N_TOKENS).tokens
-            assert_same_tokens(demo, prompt, greedy(on, prompt, N_TOKENS).tokens, wanted, gap)
-
-
-def test_smallest_batches(demo: Model, text: list[int], gap: float) -> None:
-    """The smallest n_ubatch that each depth admits."""
-    prompt = text[:33]
-    wanted = written(demo, prompt, N_TOKENS, 0).tokens
-    for depth in (1, 3, 6):
-        tight = settings(depth, n_batch=depth + 2, n_ubatch=depth + 2)
-        with Session(demo, tight) as session:
-            got = greedy(session, prompt, N_TOKENS).tokens
-        assert_same_tokens(demo, prompt, got, wanted, gap)
 
 
 @pytest.mark.parametrize("n_sequences", [1, 3])

@@ -38,7 +38,6 @@ from .twocontexts import (
     last,
     none,
     one_sequence,
-    some,
     state,
     turns,
 )
@@ -110,11 +109,6 @@ def check(model: Model, batches: Sequence[Batch], n_seqs: int = 1, **options: ob
 # -- equal batches ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", EDGES)
-def test_batch_edges(model: Model, n: int) -> None:
-    check(model, in_batches(model, n))
-
-
 @pytest.mark.parametrize(("type_k", "type_v", "flash_attn"), CACHES)
 def test_cache_types(model: Model, type_k: str, type_v: str, flash_attn: str) -> None:
     """One sequence, and three in a batch. K and V are rotated where they are quantized."""
@@ -138,10 +132,14 @@ def test_graph_sizes(model: Model, n_ubatch: int, n_threads: int, cache: str, hi
     check(model, in_batches(model, N_BATCH + 1), n_threads=n_threads, **options)
 
 
-@pytest.mark.parametrize("marks", [none, every, last, some])
-def test_whatever_rows_are_outputs(model: Model, marks: Callable[[int], Marks]) -> None:
-    n = N_UBATCH + 3
-    check(model, [one_sequence(made_up(model, n), outputs=marks(n))])
+@pytest.mark.parametrize("n", [*EDGES, none, every, last])
+def test_lengths_and_outputs(model: Model, n: int | Callable[[int], Marks]) -> None:
+    """At the edges of batches, where some rows are outputs; and whatever rows are."""
+    if isinstance(n, int):
+        check(model, in_batches(model, n))
+    else:
+        tokens = made_up(model, N_UBATCH + 3)
+        check(model, [one_sequence(tokens, outputs=n(len(tokens)))])
 
 
 @pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])

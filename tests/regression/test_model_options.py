@@ -68,16 +68,6 @@ def test_an_override_to_the_cpu_takes_its_repacked_buffers(
     assert set(found.values()) == {"CPU_REPACK"}
 
 
-def test_of_two_overrides_the_first_counts(
-    moe_file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pairs = [("ffn_gate_exps", "CPU"), ("exps", "no such")]
-    with pytest.raises(
-        UsageError, match=r"exps=no such: there is no device 'no such'; there is CPU"
-    ):
-        moved(moe_file, caplog, override_tensor=pairs)
-
-
 @pytest.mark.parametrize(
     ("options", "mode"),
     [

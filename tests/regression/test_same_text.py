@@ -74,6 +74,9 @@ WAYS = {
     "a window that hides nothing": Way(options={"draft_window": N_CTX}),
     "pre-norm": Way(options={"hidden": "pre-norm"}),
     "quantized caches": Way(both={"cache_type_k": "q8_0", "cache_type_v": "q8_0"}),
+    "batches larger than prompts": Way(both={"n_batch": 2048, "n_ubatch": 512}),
+    # The smallest ones that each depth admits.
+    **{f"batches of {n + 2}": Way(n, {"n_batch": n + 2, "n_ubatch": n + 2}) for n in (1, 3, 6)},
     **{f"rope {i}": Way(both={"rope": RopeScaling(**one)}) for i, one in enumerate(SCALINGS[:4])},
     "grammar": Way(sampling=GRAMMAR),
     "grammar, drawn": cold(GRAMMAR),
@@ -120,7 +123,7 @@ def test_drafts_change_no_text(
     def without_drafts(both: dict[str, Any], sampling: Sampling | None) -> list[Answer]:
         key = repr((both, sampling, n))
         if key not in plain:
-            chosen = settings(0, n_ubatch=32, **both)
+            chosen = settings(0, **{"n_ubatch": 32, **both})
             plain[key] = answers(demo, ragged[:n], chosen, MOST[:n], sampling=sampling)
         return plain[key]
 
@@ -128,7 +131,7 @@ def test_drafts_change_no_text(
     if greedy or "rope" in way.both:
         other = [a.tokens for a in wanted] != [a.tokens for a in usual_texts]
         assert other, "it has no effect: it was not tested"
-    chosen = settings(way.depth, n_ubatch=32, **way.both, **way.options)
+    chosen = settings(way.depth, **{"n_ubatch": 32, **way.both, **way.options})
     asked = {"sampling": way.sampling} if way.sampling else {}
     got = same_text(demo, ragged[:n], chosen, MOST[:n], way.n_sequences, wanted=wanted, **asked)
     if isinstance(way.depth, int):

@@ -6,7 +6,6 @@ Functions of the user's that change logits are called as plain decoding would ca
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -42,21 +41,6 @@ def test_a_seed_gives_the_same_text(
             accepted += sum(with_mtp.telemetry.accepted)
     assert accepted > n_seeds
     assert equal >= 0.5 * n_seeds
-
-
-def test_stop_strings(demo: Model, text: list[int]) -> None:
-    """Text ends before the first stop string, wherever it lies in a round or across tokens."""
-    with Session(demo, settings(4)) as on:
-        options = {"max_tokens": 24, "ignore_eos": True}
-        whole = on.generate(text[:20], **options).run().text
-        assert len(whole) > 20
-        for at, length in itertools.product((0, 1, 5, 11, 17), (1, 2, 6)):
-            stop = whole[at : at + length]
-            run = on.generate(text[:20], stop=[stop, "\0never"], **options).run()
-            assert run.text == whole[: whole.index(stop)]
-            assert run.finish_reason == "stop"
-            pieces = on.generate(text[:20], stop=[stop], **options)
-            assert "".join(pieces) == run.text
 
 
 def test_a_temperature_next_to_zero_is_greedy(demo: Model, text: list[int]) -> None:

@@ -219,23 +219,3 @@ def test_no_rows_before_the_first_decode(model: Model) -> None:
 
 
 # -- upstream's tap --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_ubatch", [16, 5])
-@pytest.mark.parametrize("outputs", [(), (0,), (11,), (2, 3, 9), (0, 6, 11)])
-def test_upstreams_masked_rows_are_those_of_the_outputs(
-    model: Model, outputs: tuple[int, ...], n_ubatch: int
-) -> None:
-    """Those that a tap of all rows has at these places."""
-    tokens = text(model, 12)
-    marks = np.isin(np.arange(12), outputs).astype(np.int8)
-    found = []
-    for tap in ("all", "outputs"):
-        with context(model, tap=tap, n_ubatch=n_ubatch) as target:
-            target.decode(tokens, 0, marks)
-            found.append(target.hidden_rows().copy())
-    every_row, masked = found
-    assert masked.shape == (len(outputs), model.n_embd)
-    np.testing.assert_allclose(
-        masked, every_row[list(outputs)], rtol=0, atol=1e-3 * np.abs(every_row).max()
-    )

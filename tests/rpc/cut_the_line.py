@@ -1,7 +1,8 @@
 """Run by test_cut_line.py in a process of its own: break the line to a worker at any message.
 
-Arguments: model file, address of a worker, how many messages to break the line at. Prints a JSON
-line for each: what was sent when the line broke, how it broke, and what came of it.
+Arguments: model file, addresses of two workers, how many messages to break the line to the first
+one at. Prints a JSON line for each: what was sent when the line broke, how it broke, and what came
+of it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ import sys
 import threading
 from contextlib import suppress
 
-from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.errors import PyllamaMtpError
+import numpy as np
 
-FILE, WORKER, N = sys.argv[1], sys.argv[2], int(sys.argv[3])
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.errors import (
+    FatalDecodeError,
+    InsufficientMemoryError,
+    PyllamaMtpError,
+    WorkerLostError,
+)
+
+FILE, WORKER, OTHER, N = *sys.argv[1:4], int(sys.argv[4])
 SETTINGS = Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1, draft_n_max=2)
 PROMPT = "def add(a, b):\n    return a + b\n\n" * 2
 
@@ -87,7 +95,40 @@ def use(address: str) -> str:
         Model(FILE, rpc_servers=address, rpc_timeout=2) as model,
         Session(model, SETTINGS) as session,
     ):
-        return session.generate(PROMPT, max_tokens=8, ignore_eos=True).run().text
+        try:
+            return session.generate(PROMPT, max_tokens=8, ignore_eos=True).run().text
+        except WorkerLostError:
+            refuse_all(model, session, address)
+            raise
+
+
+def refuse_all(model: Model, session: Session, address: str) -> None:
+    """Whatever needs a lost worker is refused until its model is closed; and llama.cpp says by
+    itself that a decode has failed. Other workers go on."""
+    for call in (
+        lambda: session.generate(PROMPT, max_tokens=8).run(),
+        lambda: Session(model, SETTINGS).close(),
+        lambda: Model(FILE, rpc_servers=address).close(),
+    ):
+        try:
+            call()
+        except WorkerLostError as error:
+            assert error.address == address
+        else:
+            raise AssertionError("a lost worker was used")
+    model.refuse_lost_worker = lambda: None  # type: ignore[method-assign]
+    target = session._engine.target
+    try:
+        target.clear()
+        target.decode(np.array([5, 6], dtype=np.int32), 0, np.array([0, 1], dtype=np.int8))
+    except (FatalDecodeError, InsufficientMemoryError):
+        pass
+    else:
+        raise AssertionError("a decode without its worker has an outcome")
+    finally:
+        del model.refuse_lost_worker
+    with Model(FILE, rpc_servers=OTHER) as beside, Session(beside, SETTINGS) as other:
+        assert other.generate(PROMPT, max_tokens=8, ignore_eos=True).run().text == local
 
 
 def attempt(at: int | None, how: str = "cut", line: Breaker | None = None) -> Breaker:
@@ -112,6 +153,7 @@ def mended(line: Breaker) -> list[int]:
     return line.seen[before:]
 
 
+local = use(())
 attempt(None)  # sizes that are asked for once are known from here on, but not at another address
 whole = attempt(None).seen
 answered = {3, 8}  # GET_BASE, GET_TENSOR: they have answers that can be garbled
@@ -127,4 +169,4 @@ GET_ALLOC_SIZE = 13
 again = mended(attempt(whole.index(GET_ALLOC_SIZE)))
 # ggml keeps the sizes that it was told for an address, but not one that it was not told.
 print(json.dumps({"sizes": [seen.count(GET_ALLOC_SIZE) for seen in (whole, again)]}))
-print(json.dumps({"local": use(())}))
+print(json.dumps({"local": [local, use(())]}))

@@ -1,4 +1,7 @@
-"""The line to a worker breaks at every kind of message: an error each time, and life goes on."""
+"""The line to a worker breaks at every kind of message: an error each time, and life goes on.
+
+To break as it does when the worker's process dies, is stopped, or talks nonsense.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ def test_at_every_kind_of_message(
     run_python: RunPython, demo_file: Path, two_workers: tuple[str, str]
 ) -> None:
     env = {"GGML_NO_BACKTRACE": "1"}  # a debugger would take its time
-    done = run_python(SCRIPT.read_text(), demo_file, two_workers[0], N, env=env)
+    done = run_python(SCRIPT.read_text(), demo_file, *two_workers, N, env=env)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert done.returncode == 0, (lines[-1:], done.stderr[-2000:])
-    text = lines.pop()["local"]
-    assert len(text) > 5
+    text, afterwards = lines.pop()["local"]
+    assert len(text) > 5 and afterwards == text
     asked, asked_again = lines.pop()["sizes"]
     assert asked == asked_again > 0
     whole = [line for line in lines if line["at"] is None]

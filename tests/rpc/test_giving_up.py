@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -102,19 +101,13 @@ def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> N
 def test_the_server_ends(demo_file: Path) -> None:
     """One signal is enough; another thread than the waiting one gets it."""
     pytest.importorskip("uvicorn")
-    start = "import sys; from pyllama_mtp import cli, native; native.PATIENCE_S = 1.0; "
-    start += "sys.exit(cli.entry())"
+    code = "import sys; from pyllama_mtp import cli, native; native.PATIENCE_S = 1.0; "
+    code += "sys.exit(cli.entry())"
     options = ("--n-ctx", "1024", "--n-sequences", "1", "--threads", "1", "--grace", "0")
     with running_worker() as (worker, address):
-        command = ["serve", "--model", str(demo_file), "--rpc", address, "--port", "0", *options]
-        process = subprocess.Popen(
-            [sys.executable, "-c", start, *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(OMP_NUM_THREADS="1"),
-            cwd=tempfile.gettempdir(),
-        )
+        command = ["serve", "--model", demo_file, "--rpc", address, "--port", "0", *options]
+        env = environment(OMP_NUM_THREADS="1")
+        process = start(*command, program=("-c", code), text=True, env=env)
         assert process.stdout
         url = next(word for word in process.stdout.readline().split() if word.startswith("http"))
         body = {"prompt": "x = 1\n", "max_tokens": 900, "stream": True, "ignore_eos": True}

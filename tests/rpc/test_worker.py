@@ -73,6 +73,17 @@ def server_of(process: subprocess.Popen[str]) -> int:
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
 
+def reach(address: str) -> None:
+    """Wait until a worker can be used, for 20 seconds at most."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return rpc.check(address)
+        except rpc.UsageError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
 def rubbish(n: int) -> Iterator[bytes]:
     """Messages of random bytes, of random commands, and of sizes that nobody can have."""
     dice = random.Random(n)
@@ -160,12 +171,7 @@ def test_more_clients_than_it_serves_are_refused() -> None:
             rpc.check(address)
         for line in lines:
             line.close()
-        deadline = time.monotonic() + 20
-        while True:
-            with suppress(rpc.UsageError):
-                rpc.check(address)
-                break
-            assert time.monotonic() < deadline
+        reach(address)
 
 
 def test_a_server_that_died_is_started_again(demo: Model, demo_file: Path) -> None:
@@ -174,13 +180,7 @@ def test_a_server_that_died_is_started_again(demo: Model, demo_file: Path) -> No
     with running_worker("--port", str(port)) as (process, address):
         before = server_of(process)
         os.kill(before, signal.SIGABRT)
-        deadline = time.monotonic() + 20
-        while True:
-            with suppress(Exception):
-                rpc.check(address)
-                break
-            assert time.monotonic() < deadline, "it did not come back"
-            time.sleep(0.1)
+        reach(address)
         assert server_of(process) != before
         with Model(demo_file, rpc_servers=address) as model:
             assert text_of(model) == text_of(demo)

@@ -34,23 +34,17 @@ def drafts(*, drawn: bool, looked_up: bool = False) -> Drafts:
 
 
 @pytest.mark.parametrize("n_valid", range(5))
-def test_best_tokens_end_before_the_one_that_breaks_the_grammar(n_valid: int) -> None:
-    made = cut(sequence(n_valid), drafts(drawn=False))
-    assert made.tokens == TOKENS[:n_valid]
-
-
-@pytest.mark.parametrize("n_valid", range(5))
-def test_the_drawn_draft_that_breaks_the_grammar_stays_as_the_last_one(n_valid: int) -> None:
-    """Rejection sampling needs it: where the draw is rejected, the next token comes from what the
-    head promised too little of. Without the draw that correction is missing, and tokens that the
-    head likes come too often."""
-    made = cut(sequence(n_valid), drafts(drawn=True))
-    assert made.tokens == TOKENS[: n_valid + 1]
-    assert len(made.distributions) == len(made.tokens)
-
-
-def test_looked_up_drafts_are_certain_and_end_before_it() -> None:
-    assert cut(sequence(2), drafts(drawn=True, looked_up=True)).tokens == TOKENS[:2]
+def test_drafts_end_where_they_break_the_grammar(n_valid: int) -> None:
+    """The best tokens and looked-up ones before the one that does. A drawn one stays, as the last:
+    rejection sampling needs it. Where the draw is rejected, the next token comes from what the head
+    promised too little of. Without the draw that correction is missing, and tokens that the head
+    likes come too often."""
+    assert cut(sequence(n_valid), drafts(drawn=False)).tokens == TOKENS[:n_valid]
+    looked_up = cut(sequence(n_valid), drafts(drawn=True, looked_up=True))
+    assert looked_up.tokens == TOKENS[:n_valid]
+    drawn = cut(sequence(n_valid), drafts(drawn=True))
+    assert drawn.tokens == TOKENS[: n_valid + 1]
+    assert len(drawn.distributions) == len(drawn.tokens)
 
 
 def test_what_is_forced_takes_the_place_of_drafts() -> None:

@@ -28,11 +28,6 @@ def expected_match(text: list[int]) -> Match | None:
     return None
 
 
-def test_nothing_repeats() -> None:
-    for text in ([], [1], [1, 1], [1, 2, 3], [1, 1, 1], list(range(50))):
-        assert lookup(text).find() is None, text
-
-
 def test_the_last_occurrence() -> None:
     text = [1, 2, 3, 7, 8, 1, 2, 3, 9, 4, 1, 2, 3]
     found = lookup(text)

@@ -16,7 +16,7 @@ import pytest
 
 from pyllama_mtp import promptfile
 from pyllama_mtp.checkpoints import Checkpoint
-from pyllama_mtp.errors import DiskFullError, InsufficientMemoryError, PromptFileError, UsageError
+from pyllama_mtp.errors import InsufficientMemoryError, PromptFileError, UsageError
 from pyllama_mtp.llama.batch import KeptRow
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.ggufinfo import read_gguf
@@ -29,8 +29,6 @@ from pyllama_mtp.promptfile import (
     weights_sample,
     write,
 )
-
-from ..processes import disk_full_at
 
 IDENTITY: dict[str, str | int] = {"model": "ab12", "cache_type_k": "q8_0", "n_rs_seq": 3}
 PROMPT = ProcessedPrompt(
@@ -336,15 +334,6 @@ def test_states_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # --- writing ---------------------------------------------------------------------------
-
-
-def test_disk_that_fills_up(tmp_path: Path) -> None:
-    """The file that was there stays, and nothing else; other failures are in test_files.py."""
-    path = saved(tmp_path)
-    with disk_full_at(100_000), pytest.raises(DiskFullError, match=r"bin \(1.0 MB\): File too"):
-        saved(tmp_path, target=bytes(1_000_000))
-    assert_same(read(path, IDENTITY), PROMPT)
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_identity_that_is_too_long(tmp_path: Path) -> None:

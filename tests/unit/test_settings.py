@@ -221,9 +221,3 @@ def test_what_counts_as_plain_greedy() -> None:
     assert Sampling(repeat_penalty=1.5, repeat_last_n=0).plain_greedy
     assert not Sampling(repeat_penalty=1.5).plain_greedy
     assert not Sampling(temperature=0.1).plain_greedy
-
-
-def test_a_grammar_that_is_too_deep() -> None:
-    Sampling(grammar="root ::= " + "(" * 500 + '"a"' + ")" * 500)
-    with pytest.raises(UsageError, match="more than 500 parentheses"):
-        Sampling(grammar="root ::= " + "(" * 501 + '"a"' + ")" * 501)
