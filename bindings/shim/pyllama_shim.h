@@ -266,23 +266,6 @@ struct pyllama_trace {
 };
 PYLLAMA_API bool pyllama_trace_node(struct ggml_tensor * node, bool ask, void * trace);
 
-// Adds up what nodes cost: pass pyllama_time_node as cb_eval and a pyllama_times as its data. While `on`, every node is
-// computed by itself and timed, except views. `n` goes on counting when `capacity` is reached.
-struct pyllama_cost {
-    char    op[32];
-    char    name[64];  // of the weights, without the layer ("ffn_up.weight"); if there are none, of the node ("conv_input")
-    int64_t n;         // nodes
-    int64_t ns;
-};
-struct pyllama_times {
-    struct pyllama_cost * cost;
-    size_t  capacity;
-    size_t  n;
-    bool    on;
-    int64_t began_ns;  // private
-};
-PYLLAMA_API bool pyllama_time_node(struct ggml_tensor * node, bool ask, void * times);
-
 #ifdef __cplusplus
 }
 #endif

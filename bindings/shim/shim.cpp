@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -240,30 +239,6 @@ llama_token_data_array row_candidates(const int32_t * ids, const float * logits,
         });
     }
     return { data.data(), data.size(), -1, ids != nullptr };
-}
-
-// The name of the weights that a node reads, without the layer: "ffn_up.weight" of "blk.3.ffn_up.weight". Without weights,
-// the node's own name without the layer: "conv_input" of "conv_input-3". A node without a name ("node_9") takes the name
-// of its source.
-void cost_name(const ggml_tensor * node, char (& name)[64]) {
-    for (const ggml_tensor * src : node->src) {
-        const char * end = src ? strstr(src->name, ".weight") : nullptr;
-        if (end) {
-            const char * from = strrchr(src->name, '#') > end ? strchr(src->name, '#') + 1 : src->name;  // a device's copy
-            if (strncmp(from, "blk.", 4) == 0) {
-                from += 4 + strspn(from + 4, "0123456789.");
-            }
-            snprintf(name, sizeof(name), "%.*s", (int) (end + strlen(".weight") - from), from);
-            return;
-        }
-    }
-    const bool unnamed = strncmp(node->name, "node_", 5) == 0 && node->src[0];
-    const char * from  = unnamed ? node->src[0]->name : node->name;
-    snprintf(name, sizeof(name), "%.*s", (int) strcspn(from, "-0123456789 "), from);
-}
-
-int64_t now_ns() {
-    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 } // namespace
@@ -659,34 +634,4 @@ bool pyllama_trace_node(ggml_tensor * node, bool ask, void * p) {
     }
     ++trace->n;
     return false;  // do not fetch its data
-}
-
-bool pyllama_time_node(ggml_tensor * node, bool ask, void * p) {
-    auto * times = static_cast<pyllama_times *>(p);
-    if (ask) {
-        const bool computes = node->op != GGML_OP_NONE && node->op != GGML_OP_RESHAPE && node->op != GGML_OP_VIEW &&
-                              node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
-        times->began_ns = now_ns();
-        return times->on && computes;
-    }
-    const int64_t ns = now_ns() - times->began_ns;
-    char name[64];
-    cost_name(node, name);
-    const char * op = ggml_op_name(node->op);
-    const size_t kept = std::min(times->n, times->capacity);
-    pyllama_cost * const end = times->cost + kept;
-    pyllama_cost * found = std::find_if(times->cost, end,
-            [&](const pyllama_cost & one) { return !strcmp(one.op, op) && !strcmp(one.name, name); });
-    if (found == end) {
-        ++times->n;
-        if (kept == times->capacity) {
-            return true;
-        }
-        *found = {};
-        snprintf(found->op, sizeof(found->op), "%s", op);
-        snprintf(found->name, sizeof(found->name), "%s", name);
-    }
-    ++found->n;
-    found->ns += ns;
-    return true;
 }
