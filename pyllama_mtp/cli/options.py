@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 #: Help of --n-ctx where the default depends on prompt and memory.
 USUAL_N_CTX = (
-    "context in tokens, for prompt and answer; 0 is 8192, or more if they need it, up to the "
-    "model's training length, or less if memory is short"
+    "context in tokens, for prompt and answer (default: 8192; more if they need it, up to the "
+    "model's training length; less if memory is short)"
 )
 
 
@@ -104,7 +104,8 @@ def add_settings_options(
     """Add the options of `Settings`, without the draft depth.
 
     Args:
-        n_ctx: help of --n-ctx, if not the field's own.
+        n_ctx: help of --n-ctx, if not the field's own, for commands that answer. Commands that
+            measure have the options for research, too.
         compare: --rows, --sync, --hidden and --draft-vocab take several values, to be compared.
     """
     group = parser.add_argument_group("context and speed")
@@ -116,7 +117,7 @@ def add_settings_options(
             ". With several values (full,kv), every depth above 0 is measured with each combination"
         )
     group = parser.add_argument_group("what MTP costs", about)
-    for name in _of(Settings, "cost"):
+    for name in _of(Settings, "cost", *([] if n_ctx else ["research"])):
         add_field(group, Settings, name, several=compare and name in SWITCHES)
     group = parser.add_argument_group(
         "RoPE scaling",

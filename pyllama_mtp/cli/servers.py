@@ -152,7 +152,7 @@ class Serve:
                 free_at_once()
             limits = (generator.n_ctx, args.max_tokens)
             fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())
-            name = args.name or model.name
+            name = args.name or "-".join(model.name.split())
             served = Served(
                 *(model, name, *limits, fingerprint, now, chat, args.strict_model, vision),
                 image_urls=args.allow_image_urls,
@@ -161,9 +161,8 @@ class Serve:
 
             def say() -> None:
                 address = f"[{host}]" if ":" in host else host
-                print(f"serving {name} at http://{address}:{port}/v1", flush=True)
-                if settings.synthetic_acceptance:
-                    print("acceptance is imposed: the texts are not the model's", flush=True)
+                at = f"http://{address}:{port}"
+                print(f"serving {name} at {at}/v1; a page to chat with: {at}", flush=True)
                 if not key and not ipaddress.ip_address(host).is_loopback:
                     log.warning(
                         "%s can be reached from other machines, and no key is required; give "

@@ -64,7 +64,7 @@ def a_long_stream(url: str, key: str = "any") -> openai.Stream[openai.types.Comp
 def test_a_signal_ends_it_in_order(launch: Launch, number: signal.Signals) -> None:
     """A running stream gets an end that says why; nothing is accepted any more."""
     process, url = launch(
-        *("--grace", "0.5", "--threads", "1", "--synthetic-acceptance", "0,0,0,0,0,0"),
+        *("--grace", "0.5", "--threads", "1", "--draft-n-max", "0"),
         before="from pyllama_mtp.serve import app; app.END_S = 100.0",
         PYLLAMA_MTP_API_KEY="secret",
     )
