@@ -74,11 +74,12 @@ CLASSES = {
 #: What --help shows, by dest; --help-all shows the rest. Commands that are not here show all.
 _LOADED = "model n_gpu_layers n_ctx n_threads cache_type_k cache_type_v"
 _USUAL = {
-    "generate": "prompt prompt_file chat system image max_tokens stop draft_n_max stats json "
-    f"json_schema temperature top_p seed {_LOADED}",
-    "chat": "system max_tokens draft_n_max stats reasoning reasoning_budget mmproj temperature "
-    f"top_p seed {_LOADED}",
-    "serve": "host port api_key name n_sequences draft_n_max reasoning cache_dir mmproj " + _LOADED,
+    "generate": "prompt prompt_file chat chat_template system image max_tokens stop draft_n_max "
+    f"stats json json_schema temperature top_p seed {_LOADED}",
+    "chat": "system max_tokens draft_n_max stats reasoning reasoning_budget chat_template mmproj "
+    f"temperature top_p seed {_LOADED}",
+    "serve": "host port api_key name n_sequences draft_n_max reasoning chat_template cache_dir "
+    f"mmproj {_LOADED}",
     "matrix": "prompt_sizes at depths max_tokens repeat budget variants peers report output resume "
     f"image {_LOADED}",
     "accept": f"prompts classes context_lengths max_tokens temperature output {_LOADED}",
@@ -167,8 +168,8 @@ class Parser(argparse.ArgumentParser):
             words = ["%(prog)s [options]"]
             for action in self._actions:
                 if action.required or not action.option_strings:
-                    name = action.metavar or action.dest
-                    text = self._get_formatter()._format_args(action, str(name))
+                    metavar = str(action.metavar or action.dest)
+                    text = self._get_formatter()._format_args(action, metavar)
                     words.append(" ".join([*action.option_strings[-1:], text]))
             if len(" ".join(words)) < ONE_LINE:
                 self.usage = " ".join(words)

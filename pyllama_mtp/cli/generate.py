@@ -54,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="put the prompt into the model's chat template"
     )
+    options.add_template_option(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message; needs --chat")
     parser.add_argument(
         "--image",
@@ -169,6 +170,8 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse options that contradict each other."""
     if args.system is not None and not args.chat:
         raise UsageError("--system needs --chat: only a chat template has a system message")
+    if args.chat_template is not None and not args.chat:
+        raise UsageError("--chat-template needs --chat")
     if "" in args.stop:
         raise UsageError("--stop with an empty text would end every generation at once")
     if args.draft_n_max == 0 and args.log_pairs:

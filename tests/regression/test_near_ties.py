@@ -57,6 +57,6 @@ def test_only_greedy_text_has_them(demo: Model, text: list[int]) -> None:
         assert run.telemetry.near_ties is None
         lines = "\n".join(telemetry_lines(run.telemetry))
         assert "near ties" not in lines
-        run.telemetry.near_ties = [NearTie(3, 65, 66, 0.0125)]
+        run.telemetry.near_ties = [NearTie(3, 65, 66, 0.0125, " a", " the")]
         lines = "\n".join(telemetry_lines(run.telemetry))
-        assert "near ties  3 (65 or 66, 0.013): " in lines or "3 (65 or 66, 0.012): " in lines
+        assert "near ties  token 3 (' a' or ' the'): " in lines

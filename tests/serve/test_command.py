@@ -68,7 +68,10 @@ def test_a_signal_ends_it_in_order(launch: Launch, number: signal.Signals) -> No
         before="from pyllama_mtp.serve import app; app.END_S = 100.0",
         PYLLAMA_MTP_API_KEY="secret",
     )
-    assert process.stdout and "acceptance is imposed" in process.stdout.readline()
+    assert (
+        process.stdout
+        and process.stdout.readline() == f"a page to chat with: {url.removesuffix('/v1')}\n"
+    )
     assert httpx.get(f"{url}/models").status_code == 401, "the key comes from the environment"
     stream = a_long_stream(url, "secret")
     process.send_signal(number)
