@@ -192,10 +192,8 @@ class Context(Owned, OfThisProcess):
             lib.pyllama_set_hidden_tap, self._native_point
         ):
             architectures = ", ".join(name for name, one in ARCHITECTURES.items() if one.in_trunk)
-            raise self.refusal(
-                f"a hidden-state tap ({architectures} have it in the patched library)",
-                "upstream's library has none",
-            )
+            error = self.refusal("a hidden-state tap", "upstream's library has none")
+            raise type(error)(f"{error}; the patched library has one for {architectures}")
 
     # -- life ----------------------------------------------------------------------------------
 
