@@ -135,7 +135,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(open_chat: Callable[..., Ter
 
 def test_ctrl_c_twice_leaves(open_chat: Callable[..., Terminal]) -> None:
     terminal = open_chat()
-    while terminal.process.poll() is None:
+    for _ in range(12):
         time.sleep(0.2)
         with contextlib.suppress(OSError):
             terminal.type("\x03")
@@ -147,11 +147,9 @@ def test_ctrl_c_twice_leaves(open_chat: Callable[..., Terminal]) -> None:
 def test_a_pasted_text_is_one_question(open_chat: Callable[..., Terminal]) -> None:
     terminal = open_chat("-n", "4")
     terminal.type("\x1b[200~/here is my code:\ndef f(x):\n\n    return x\x1b[201~")
-    shown = terminal.ask("", "no room to go on")
-    assert "error" not in shown, "its first line is no command"
-    terminal.wait_for("> ")
-    assert not terminal.shows("no room", 1), "its other lines are no questions"
-    terminal.type("\x04")
+    terminal.type("\n/exit\n")
+    assert not terminal.shows("until it ends", 60)
+    assert terminal.text.count("no room to go on") == 1 and "error" not in terminal.text
     assert terminal.end() == 0
 
 

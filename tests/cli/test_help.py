@@ -99,6 +99,13 @@ def test_the_list_of_commands_is_the_same_beside_each_command() -> None:
     assert len(shown) == 1
 
 
+def test_public_names_are_all_that_a_shell_completes() -> None:
+    assert {name for name in dir(pyllama_mtp) if name != "__version__"} == {
+        *pyllama_mtp.__all__,
+        "bench",
+    }
+
+
 def test_version(cli: Cli) -> None:
     result = cli("--version")
     assert (result.code, result.out) == (0, f"pyllama-mtp {pyllama_mtp.__version__}\n")

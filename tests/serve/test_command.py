@@ -84,6 +84,17 @@ def test_a_signal_ends_it_in_order(launch: Launch, number: signal.Signals) -> No
         httpx.get(url)
 
 
+def test_a_model_without_a_template_is_told(launch: Launch) -> None:
+    """At the start; its name for clients has no spaces."""
+    changed = """from pyllama_mtp import Model
+Model.chat_template, Model.name = "", property(lambda self: "A b  c", lambda *name: None)"""
+    process, url = launch("--threads", "1", before=changed)
+    assert httpx.get(f"{url}/models").json()["data"][0]["id"] == "A-b-c"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 0 and process.stderr
+    assert "has no chat template, so it cannot chat" in process.stderr.read()
+
+
 def test_the_second_signal_ends_it_at_once(launch: Launch) -> None:
     process, url = launch("--threads", "1")
     stream = a_long_stream(url)
