@@ -347,7 +347,8 @@ class Session(Owned):
 
         Raises:
             UsageError: a prompt that is empty or longer than :attr:`n_ctx`; a bad argument; or no
-                such states: upstream's library, some other architectures.
+                such states: upstream's library, or another architecture than qwen35, qwen35moe and
+                qwen3next.
             InsufficientMemoryError: there is no room for the context.
         """
         words(*POINTS).check("point", point)

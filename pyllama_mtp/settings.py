@@ -99,8 +99,8 @@ _BATCH = wholes(1, MOST_TOKENS, f"from 1 to {MOST_TOKENS} tokens")
 _ROPE = Kind(lambda name, value: instance(name, value, RopeScaling, "RopeScaling(...)"))
 _rope = partial(option, part="rope")
 _speed, _cost = partial(option, part="speed"), partial(option, part="cost")
-_depth, _ngram, _sampling, _cache = (
-    partial(option, part=part) for part in ("depth", "ngram", "sampling", "cache")
+_depth, _ngram, _sampling, _cache, _research = (
+    partial(option, part=part) for part in ("depth", "ngram", "sampling", "cache", "research")
 )
 _MEBIBYTES = wholes(0, 2**40, "0 MiB or more")
 
@@ -178,7 +178,7 @@ class Settings:
         flash_attn: flash attention; "auto": where the backend has it.
         rope: RoPE and YaRN for texts longer than the model was trained for, in both contexts.
         draft_n_max: tokens drafted per round; 0: no MTP; "auto": as many as make it fastest, 0 to
-            AUTO_DEPTH. What drafts cost is measured when a session is made, in some seconds, and
+            6. What drafts cost is measured when a session is made, in some seconds, and
             kept in the user's cache folder; how many are accepted is learned from the text.
         ngram: with draft depth "auto", draft what followed the same words earlier in the text, when
             that is likelier to be accepted. For one sequence (prompt lookup); not at imposed
@@ -192,10 +192,10 @@ class Settings:
         hidden: the hidden state that the head gets: after the model's final norm, as Qwen3.5 and
             3.6 were trained, or before it.
         draft_vocab: tokens that can be drafted: the N best by the tokenizer; those of a file made
-            by 'pyllama-mtp draft-vocab'; a list of ids (in Python); "full": all; "auto": 32,768 of
-            a vocabulary of more than 65,536 tokens, else all. Fewer tokens make drafts cheaper, and
-            never change the text. If the model file has a trimmed MTP head, "auto" is that head,
-            and "full" is refused.
+            by 'pyllama-mtp draft-vocab'; "full": all; "auto": 32,768 of a vocabulary of more than
+            65,536 tokens, else all. A list of ids is allowed, too. Fewer tokens make drafts
+            cheaper, and never change the text. If the model file has a trimmed MTP head, "auto" is
+            that head, and "full" is refused.
         draft_follow: tokens of the text that the draft vocabulary lacks replace its least likely
             ones. Not with draft_sampling, nor at imposed acceptance.
         draft_head_type: type of the rows that drafts come from. "file": as in the model file. q8_0,
@@ -215,9 +215,9 @@ class Settings:
         cache_ram: memory for processed texts that other texts have displaced, in MiB; 0: none. A
             prompt that begins like one of them goes on from there. The least recently used go
             first. It takes no more than half of the memory that is free.
-        cache_dir: folder for files of such texts, and of those in use at the end: another process
-            goes on from them. Several may share it. Only for folders of people you trust: the
-            states in the files go to native code.
+        cache_dir: folder for files of processed texts: another process goes on from them. Those in
+            use are written at the end. Several may share it. Only for folders of people you trust:
+            the states in the files go to native code.
         cache_disk: most MiB of files in that folder; those used longest ago go first.
         rollback: how rejected drafts leave the recurrent state: a "snapshot" for each token, or a
             checkpoint and a "replay" of the accepted tokens; "auto": snapshots where possible.
@@ -250,9 +250,9 @@ class Settings:
         "N|auto",
     )
     ngram: bool = _ngram(True, FLAG)
-    prompt_rows: str = _cost("last", words("last", "all"), "--rows")
-    prompt_sync: str = _cost("auto", words("auto", "kv", "full"), "--sync")
-    hidden: str = _cost("post-norm", words("post-norm", "pre-norm"))
+    prompt_rows: str = _research("last", words("last", "all"), "--rows")
+    prompt_sync: str = _research("auto", words("auto", "kv", "full"), "--sync")
+    hidden: str = _research("post-norm", words("post-norm", "pre-norm"))
     draft_vocab: str | int | tuple[int, ...] = _cost("auto", Kind(_draft_vocab), "N|FILE|full")
     draft_follow: bool = _cost(True, FLAG)
     draft_head_type: str = _cost("file", words(*HEAD_TYPES), "TYPE")
@@ -270,7 +270,7 @@ class Settings:
     )
     cache_disk: int = _cache(16384, _MEBIBYTES, "MIB")
     rollback: str = _speed("auto", words("auto", "snapshot", "replay"))
-    synthetic_acceptance: tuple[float, ...] | None = _speed(
+    synthetic_acceptance: tuple[float, ...] | None = _research(
         None,
         Kind(falling_rates, lambda text: tuple(map(float, text.split(",")))).or_this(None),
         "P1,P2,...|NAME",

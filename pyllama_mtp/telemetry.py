@@ -38,12 +38,15 @@ class Pair:
 @dataclass(frozen=True)
 class NearTie:
     """A token whose logit was within rounding of the second best: in another batch, the other token
-    might have been chosen. `index` counts generated tokens from 0; `gap`: of the logits."""
+    might have been chosen. `index` counts generated tokens from 0; `gap`: of the logits; `text` and
+    `other_text`: what the two write."""
 
     index: int
     token: int
     other: int
     gap: float
+    text: str
+    other_text: str
 
 
 @dataclass

@@ -11,12 +11,13 @@ commands that serve until they are ended (``rpc-worker``, ``serve``) answer SIGT
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from inspect import cleandoc
 from types import FrameType
 from typing import Any, NoReturn
@@ -29,6 +30,8 @@ PROGRAM = "pyllama-mtp"
 FAILED = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+#: Most characters of a usage that fits into a line of the help, with the command's name.
+ONE_LINE = 60
 #: Signals that end a command, and the word for it.
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 
@@ -68,7 +71,22 @@ CLASSES = {
     "doctor": "installation.Doctor",
 }
 
-#: Options of llama.cpp's programs that have another name here.
+#: What --help shows, by dest; --help-all shows the rest. Commands that are not here show all.
+_LOADED = "model n_gpu_layers n_ctx n_threads cache_type_k cache_type_v"
+_USUAL = {
+    "generate": "prompt prompt_file chat chat_template system image max_tokens stop draft_n_max "
+    f"stats json json_schema temperature top_p seed {_LOADED}",
+    "chat": "system max_tokens draft_n_max stats reasoning reasoning_budget chat_template mmproj "
+    f"temperature top_p seed {_LOADED}",
+    "serve": "host port api_key name n_sequences draft_n_max reasoning chat_template cache_dir "
+    f"mmproj {_LOADED}",
+    "matrix": "prompt_sizes at depths max_tokens repeat budget variants peers report output resume "
+    f"image {_LOADED}",
+    "accept": f"prompts classes context_lengths max_tokens temperature output {_LOADED}",
+    "tune": f"limit prompt_size repeat json {_LOADED}",
+}
+
+#: Options of llama.cpp's programs that have another name here; with a colon, in another form.
 OTHER_NAMES = {
     "--ctx-size": "--n-ctx",
     **dict.fromkeys(("--predict", "--n-predict"), "--max-tokens"),
@@ -112,11 +130,61 @@ class Parser(argparse.ArgumentParser):
     """Reports a bad argument as UsageError, like every other bad input."""
 
     #: The parser of the command, if it is one.
-    chosen: argparse.ArgumentParser | None = None
+    chosen: Parser | None = None
+
+    #: The dests of options that --help shows; empty: all.
+    usual: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print."""
         raise UsageError(f"{message}\nsee {self.prog} --help")
+
+    def format_help(self, everything: bool = False) -> str:
+        """The help: of the usual options, or of all."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            actions = group._group_actions
+            if self.usual and not everything:
+                actions = [action for action in actions if action.dest in self.usual]
+            if actions:
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(actions)
+                formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def finish(self, command: str) -> None:
+        """Add llama.cpp's names of options, a usage of one line, and --help-all."""
+        known = self._option_string_actions
+        for alias, name in OTHER_NAMES.items():
+            if name in known and alias not in known:
+                known[alias] = known[name]
+                if not alias.startswith("--"):  # the help shows short names
+                    known[name].option_strings = [alias, *known[name].option_strings]
+        if self.usage is None:
+            words = ["%(prog)s [options]"]
+            for action in self._actions:
+                if action.required or not action.option_strings:
+                    metavar = str(action.metavar or action.dest)
+                    text = self._get_formatter()._format_args(action, metavar)
+                    words.append(" ".join([*action.option_strings[-1:], text]))
+            if len(" ".join(words)) < ONE_LINE:
+                self.usage = " ".join(words)
+        if usual := _USUAL.get(command):
+            self.add_argument(
+                "--help-all", action=_HelpAll, nargs=0, help="show all options and exit"
+            )
+            self.usual = ("help", "help_all", *usual.split())
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.format_help(everything=True), end="")
+        parser.exit()
 
 
 def build_parser(command: str | None) -> Parser:
@@ -153,6 +221,7 @@ def build_parser(command: str | None) -> Parser:
         )
         parser.chosen.set_defaults(run=implementation.run)
         implementation.add_options(parser.chosen)
+        parser.chosen.finish(name)
     return parser
 
 
@@ -243,9 +312,14 @@ def ended_by(error: BaseException) -> int:
 
 def _run(arguments: list[str]) -> int:
     command = next((word for word in arguments if not word.startswith("-")), None)
+    if command is not None and command not in COMMANDS:
+        near = near_name(command, COMMANDS)
+        raise UsageError(f"there is no command {command!r}{near}\nsee {PROGRAM} --help")
     parser = build_parser(command)
     try:
-        args = parser.parse_args(arguments)
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            (parser.chosen or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     except UsageError as error:
         raise UsageError(f"{error}{_hint(parser.chosen, arguments, str(error))}") from None
     _set_log_levels(args.verbose)
@@ -258,7 +332,13 @@ def _run(arguments: list[str]) -> int:
     return int(args.run(args))
 
 
-def _hint(chosen: argparse.ArgumentParser | None, arguments: list[str], message: str) -> str:
+def near_name(word: str, known: Iterable[str]) -> str:
+    """What a misspelled word may have meant, for an error message; "": nothing is like it."""
+    found = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _hint(chosen: Parser | None, arguments: list[str], message: str) -> str:
     """A guess of what was meant, for the end of an error message; "": no guess."""
     known = chosen._option_string_actions if chosen else {}
     for word in (argument.partition("=")[0] for argument in arguments):
@@ -266,7 +346,9 @@ def _hint(chosen: argparse.ArgumentParser | None, arguments: list[str], message:
         if name.partition(":")[0] in known and word not in known:
             return f"\n{word} of llama.cpp is here {name}"
     _, found, rest = message.partition("\n")[0].partition("unrecognized arguments: ")
-    if chosen and chosen.prog == f"{PROGRAM} generate" and found and not rest.startswith("-"):
+    if found and rest.startswith("-"):
+        return near_name(rest.split(" ")[0].partition("=")[0], known).replace("; d", "\nd")
+    if chosen and chosen.prog == f"{PROGRAM} generate" and found:
         at = arguments.index(rest.split(" ")[0])
         text = " ".join(arguments[at - 1 : at + len(rest.split(" "))])
         return f'\na prompt of several words needs quotes: {PROGRAM} generate "{text}"'

@@ -4,8 +4,8 @@ not. Each turn processes only what is new. /help lists what can be typed instead
 of a question.
 
 Ctrl-C ends an answer, Ctrl-D the conversation. A line that ends with a
-backslash goes on in the next line. A file or a pipe can ask, too: one question
-per line.
+backslash goes on in the next line; a pasted text of several lines is one
+question. A file or a pipe can ask, too: one question per line.
 
 examples:
   pyllama-mtp chat --model Qwen3.5-4B-Q8_0.gguf
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import io
 import os
 import signal
 import sys
@@ -28,8 +29,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import flag
-from pyllama_mtp.cli import go_on, interrupted, on_signal, options, parsing, progress
+from pyllama_mtp.cli import (
+    FAILED,
+    go_on,
+    interrupted,
+    near_name,
+    on_signal,
+    options,
+    parsing,
+    progress,
+)
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
+from pyllama_mtp.files import decode_text
 from pyllama_mtp.images import pixels_of
 
 if TYPE_CHECKING:
@@ -82,11 +93,9 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp.session import Session
 
     native.load(args.lib)
-    with (
-        options.open_model(args) as model,
-        contextlib.ExitStack() as encoder,
-        Session(model, settings) as session,
-    ):
+    with contextlib.ExitStack() as encoder, options.open_model(args) as model:
+        options.warn_without_template(model, refuse=True)
+        session = encoder.enter_context(Session(model, settings))
 
         def open_vision() -> Vision | None:
             return encoder.enter_context(options.open_vision(args, model, True))
@@ -124,27 +133,33 @@ class Conversation:
     def run(self) -> int:
         """Read and answer until the input ends; the exit code."""
         terminal = sys.stdin.isatty()
+        code, pressed = 0, False  # pressed: Ctrl-C, at an empty prompt
         if terminal:
             print("/help lists commands; Ctrl-C ends an answer, Ctrl-D the conversation")
         while True:
+            reading = True
             try:
                 line = _read(terminal).strip()
-                if line in ("/exit", "/quit"):
-                    return 0
-                if line.startswith("/"):
+                reading = pressed = False
+                if line.removeprefix("/") in ("exit", "quit"):
+                    return code
+                if line.startswith("/") and "\n" not in line:
                     self._command(line)
                 elif line:
                     self._ask(line)
             except EOFError:
                 if terminal:
                     print()
-                return 0
+                return code
             except (KeyboardInterrupt, DecodeAborted):
-                if not go_on() or not terminal:
+                leave = pressed and reading
+                print("" if leave or not reading else "\n(Ctrl-C again, Ctrl-D or /exit: leave)")
+                if not go_on() or not terminal or leave:
                     return interrupted()
-                print()
+                pressed = reading
             except PyllamaMtpError as error:
                 print(f"error: {error}", file=sys.stderr)
+                code = 0 if terminal else FAILED
 
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].partition(" ")
@@ -158,7 +173,8 @@ class Conversation:
             "stats": self._show_stats,
         }
         if name not in commands:
-            raise UsageError(f"there is no /{name}; /help lists the commands")
+            near = near_name(name, [*commands, "exit", "quit"]).replace("mean ", "mean /")
+            raise UsageError(f"there is no /{name}{near or '; /help lists the commands'}")
         commands[name](rest.strip())
 
     # -- turns ---------------------------------------------------------------------------------
@@ -262,12 +278,14 @@ def _value(text: str) -> Any:
 
 
 def _read(terminal: bool) -> str:
-    """The next question: a line, joined with the next one after a backslash."""
+    """The next question: a line, joined with the next one after a backslash; or a pasted text.
+    Raises UsageError: it is not UTF-8."""
     lines, prompt = [input("> " if terminal else "")], ". " if terminal else ""
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
         lines.append(input(prompt))
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return decode_text(text.encode(errors="surrogateescape"), "the question") if text else ""
 
 
 def _show(generation: Generation) -> None:
@@ -316,7 +334,10 @@ def _stopped_softly(generation: Generation) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _line_editing() -> Iterator[None]:
-    """Editing of questions, and a history across conversations, where Python has readline."""
+    """Editing of questions, and a history across conversations, where Python has readline. Bytes
+    that are not text reach :func:`_read`, which names them."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     try:
         import readline
     except ImportError:
@@ -324,6 +345,7 @@ def _line_editing() -> Iterator[None]:
     if readline is None or not sys.stdin.isatty():
         yield
         return
+    readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     file = Path(state) / "pyllama-mtp" / "chat-history"
     with contextlib.suppress(OSError):

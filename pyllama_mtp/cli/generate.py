@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_mtp.cli import interrupted, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, UsageError
 from pyllama_mtp.files import decode_text, read_text
-from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Settings
+from pyllama_mtp.settings import MOST_TOKENS, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp.llama.model import Model
@@ -54,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="put the prompt into the model's chat template"
     )
+    options.add_template_option(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message; needs --chat")
     parser.add_argument(
         "--image",
@@ -169,11 +170,12 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse options that contradict each other."""
     if args.system is not None and not args.chat:
         raise UsageError("--system needs --chat: only a chat template has a system message")
+    if args.chat_template is not None and not args.chat:
+        raise UsageError("--chat-template needs --chat")
     if "" in args.stop:
         raise UsageError("--stop with an empty text would end every generation at once")
-    if args.draft_n_max == 0 and (args.log_pairs or args.synthetic_acceptance):
-        name = "--log-pairs" if args.log_pairs else "--synthetic-acceptance"
-        raise UsageError(f"{name} needs drafts, but --draft-n-max is 0")
+    if args.draft_n_max == 0 and args.log_pairs:
+        raise UsageError("--log-pairs needs drafts, but --draft-n-max is 0")
 
 
 def tokenize(
@@ -226,7 +228,6 @@ def _report(
         "text": generation.text,
         "tokens": list(generation.tokens),
         "finish_reason": generation.finish_reason or "interrupted",
-        "synthetic_acceptance": settings.synthetic_acceptance,
         "telemetry": telemetry,
         "settings": dataclasses.asdict(settings),
         "memory": memory,
@@ -280,12 +281,9 @@ ENDS = {
 
 
 def _say(args: argparse.Namespace, generation: Generation, speed_up: Ratio | None) -> None:
-    """Print to stderr what follows the text: a warning about imposed acceptance, and figures."""
-    from pyllama_mtp.measure.text import synthetic_warning, telemetry_lines
+    """Print figures to stderr, if they were asked for."""
+    from pyllama_mtp.measure.text import telemetry_lines
 
-    if args.synthetic_acceptance:
-        most = AUTO_DEPTH if args.draft_n_max == "auto" else args.draft_n_max
-        print(synthetic_warning(args.synthetic_acceptance[:most]), file=sys.stderr)
     if args.stats:
         lines = telemetry_lines(generation.telemetry, speed_up)
         if end := ENDS.get(generation.finish_reason or ""):

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import Kind, described
+from pyllama_mtp.chats.templates import TEMPLATES
 from pyllama_mtp.cli import PROGRAM, parsing, progress
 from pyllama_mtp.errors import (
     NoMtpHeadError,
@@ -26,8 +28,6 @@ from pyllama_mtp.measure.plan import SWITCHES
 from pyllama_mtp.settings import RopeScaling, Sampling, Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyllama_mtp.chats.options import ChatOptions
     from pyllama_mtp.grammar import Grammar
     from pyllama_mtp.llama.model import Model
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 #: Help of --n-ctx where the default depends on prompt and memory.
 USUAL_N_CTX = (
-    "context in tokens, for prompt and answer; 0 is 8192, or more if they need it, up to the "
-    "model's training length, or less if memory is short"
+    "context in tokens, for prompt and answer (default: 8192; more if they need it, up to the "
+    "model's training length; less if memory is short)"
 )
 
 
@@ -104,7 +104,8 @@ def add_settings_options(
     """Add the options of `Settings`, without the draft depth.
 
     Args:
-        n_ctx: help of --n-ctx, if not the field's own.
+        n_ctx: help of --n-ctx, if not the field's own, for commands that answer. Commands that
+            measure have the options for research, too.
         compare: --rows, --sync, --hidden and --draft-vocab take several values, to be compared.
     """
     group = parser.add_argument_group("context and speed")
@@ -116,7 +117,7 @@ def add_settings_options(
             ". With several values (full,kv), every depth above 0 is measured with each combination"
         )
     group = parser.add_argument_group("what MTP costs", about)
-    for name in _of(Settings, "cost"):
+    for name in _of(Settings, "cost", *([] if n_ctx else ["research"])):
         add_field(group, Settings, name, several=compare and name in SWITCHES)
     group = parser.add_argument_group(
         "RoPE scaling",
@@ -180,9 +181,32 @@ def _add_grammar_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_template_option(parser: argparse._ActionsContainer) -> None:
+    """Add --chat-template, which :func:`open_model` follows."""
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE|NAME",
+        help="Jinja file in place of the model file's chat template, or one of llama.cpp's names: "
+        + ", ".join(TEMPLATES),
+    )
+
+
+def warn_without_template(model: Model, *, refuse: bool = False) -> None:
+    """Say on stderr that no chat is possible, if so; `refuse`: raise UsageError."""
+    if not model.chat_template:
+        said = (
+            f"{Path(model.path).name} has no chat template, so it cannot chat. Give one "
+            "with --chat-template; text without a template can be continued: "
+        )
+        if refuse:
+            raise UsageError(f"{said}{PROGRAM} generate")
+        log.warning("%s/v1/completions", said)
+
+
 def add_chat_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `ChatOptions`."""
     group = parser.add_argument_group("chat")
+    add_template_option(group)
     thinks = group.add_mutually_exclusive_group()
     thinks.add_argument(
         "--reasoning",
@@ -410,6 +434,8 @@ def open_model(
     if not without:
         mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
         without = "--draft-n-max 0"
+    template: str = getattr(args, "chat_template", None) or ""
+    template = TEMPLATES.get(template) or (template and read_text(template, "chat template"))
     path = model_path(args)
     if args.model is None:
         told = _VISION_DEMO if getattr(args, "image", None) else _DEMO
@@ -431,4 +457,7 @@ def open_model(
     if model.info.head and args.head is None:
         print(f"{PROGRAM}: the MTP head is in {model.info.head}", file=sys.stderr)
     with model:
+        if template:
+            model.chat_template = template
+            model.apply_chat_template([{"role": "user", "content": "Hello"}])  # refused now
         yield model

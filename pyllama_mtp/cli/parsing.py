@@ -49,6 +49,13 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             return super()._fill_text(text, width, indent)
         return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """All names, and the value once: "-c, --n-ctx TOKENS"."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
         empty = any(action.default is value for value in (None, False, argparse.SUPPRESS))

@@ -20,11 +20,12 @@ class Serve:
     together, each with the text that it gets alone; the next turn of a chat is
     processed from where the last one ended.
 
-    Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /tokenize,
-    /detokenize, /health, /metrics. Each request is one line on stderr; pyllama-mtp
-    -v serve also logs its parameters. The first Ctrl-C (or SIGTERM) lets running
-    answers go on for --grace seconds, and then ends them with an error that says
-    so; the second one ends the server at once.
+    Endpoints: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models,
+    /tokenize, /detokenize, /health, /metrics; / is a page to chat with. Each
+    request is one line on stderr; pyllama-mtp -v serve also logs its parameters.
+    The first Ctrl-C (or SIGTERM) lets running answers go on for --grace seconds,
+    and then ends them with an error that says so; the second one ends the server
+    at once.
 
     Tools work as in OpenAI's API. Answers follow response_format (OpenAI's), or
     json_schema or grammar (GBNF; llama-server's). echo, suffix, best_of and
@@ -51,7 +52,11 @@ class Serve:
             help=f"key that clients must send (default: {KEY_VARIABLE} from the environment, which "
             "other users of this machine cannot see, or no key)",
         )
-        add("--name", metavar="NAME", help="the model's name for clients (default: the file's)")
+        add(
+            "--name",
+            metavar="NAME",
+            help="the model's name for clients (default: the file's, - for spaces)",
+        )
         parsing.add_whole(
             parser,
             "--n-sequences",
@@ -152,7 +157,7 @@ class Serve:
                 free_at_once()
             limits = (generator.n_ctx, args.max_tokens)
             fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())
-            name = args.name or model.name
+            name = args.name or "-".join(model.name.split())
             served = Served(
                 *(model, name, *limits, fingerprint, now, chat, args.strict_model, vision),
                 image_urls=args.allow_image_urls,
@@ -162,8 +167,8 @@ class Serve:
             def say() -> None:
                 address = f"[{host}]" if ":" in host else host
                 print(f"serving {name} at http://{address}:{port}/v1", flush=True)
-                if settings.synthetic_acceptance:
-                    print("acceptance is imposed: the texts are not the model's", flush=True)
+                print(f"a page to chat with: http://{address}:{port}", flush=True)
+                options.warn_without_template(model)
                 if not key and not ipaddress.ip_address(host).is_loopback:
                     log.warning(
                         "%s can be reached from other machines, and no key is required; give "

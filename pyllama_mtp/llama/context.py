@@ -19,6 +19,7 @@ from ..errors import (
     UsageError,
 )
 from ..machine import Threads, available_memory
+from ..models.architectures import ARCHITECTURES
 from . import native
 from .batch import SEQ, Batch, Floats, Ints, KeptRow, State
 from .contextoptions import ContextOptions, Node, Trace
@@ -190,9 +191,9 @@ class Context(Owned, OfThisProcess):
         if options.need_embd_pre_norm and not self.call(
             lib.pyllama_set_hidden_tap, self._native_point
         ):
-            raise self.refusal(
-                "a hidden-state tap", "upstream's library has none, nor have some architectures"
-            )
+            architectures = ", ".join(name for name, one in ARCHITECTURES.items() if one.in_trunk)
+            error = self.refusal("a hidden-state tap", "upstream's library has none")
+            raise type(error)(f"{error}; the patched library has one for {architectures}")
 
     # -- life ----------------------------------------------------------------------------------
 

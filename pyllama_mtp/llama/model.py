@@ -417,7 +417,7 @@ class Model(Owned, OfThisProcess):
 
     @cached_property
     def chat_template(self) -> str:
-        """The file's template, in Jinja; "": none."""
+        """The file's template, in Jinja; "": none. Set it to use another one."""
         return self._library.text(self._lib.llama_model_chat_template(self.handle, self._ffi.NULL))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
@@ -425,7 +425,10 @@ class Model(Owned, OfThisProcess):
         file has no template, or the template refuses the messages."""
         template = self.chat_template
         if not template:
-            raise UsageError(f"{self.path} has no chat template; give the prompt as plain text")
+            raise UsageError(
+                f"{Path(self.path).name} has no chat template: give the prompt as plain text, or a "
+                "template with --chat-template (in Python: model.chat_template = ...)"
+            )
         return chat.render(template, messages, **{**self.template_tokens, **variables})
 
     @cached_property

@@ -195,7 +195,7 @@ def telemetry_lines(telemetry: Telemetry, speed_up: Ratio | None = None) -> list
         outside = f"{100 * t.draft_vocab['outside'] / n:.1f} % of the tokens could not be drafted"
         said["vocabulary"] = f"{outside}; {t.draft_vocab['replaced']} rows replaced"
     if t.near_ties and drafts:
-        ties = [f"{at.index} ({at.token} or {at.other}, {at.gap:.3f})" for at in t.near_ties]
+        ties = [f"token {at.index} ({at.text!r} or {at.other_text!r})" for at in t.near_ties]
         more = [f"{len(ties) - _TIES} more"] if len(ties) > _TIES else []
         said["near ties"] = (
             f"{', '.join([*ties[:_TIES], *more])}: the best two logits were within rounding, so "

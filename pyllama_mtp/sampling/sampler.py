@@ -104,6 +104,7 @@ class Sampler(Owned):
         self.seed = secrets.randbelow(2**32 - 1) if sampling.seed is None else sampling.seed
         self.rng = np.random.default_rng(self.seed)
         self._lib, self._ffi, self._n_vocab = model._lib, model._ffi, model.n_vocab
+        self._detokenize = model.detokenize
         grammar, budget = sampling.constraint, sampling.reasoning_budget
         begun = grammar is not None and opened(model, history)
         self._thought: Thought | None = None
@@ -351,7 +352,9 @@ class Sampler(Owned):
             logits = every[ids]
         gap = float(logits[0] - logits[1])
         if gap <= NEAR_TIE * abs(float(logits[0])):
-            near_ties.append(NearTie(self._n_sampled, int(ids[0]), int(ids[1]), gap))
+            tokens = int(ids[0]), int(ids[1])
+            texts = [self._detokenize([token], special=True) for token in tokens]
+            near_ties.append(NearTie(self._n_sampled, *tokens, gap, *texts))
         self._n_sampled += 1
 
     def _check(self, code: int) -> None:

@@ -48,7 +48,7 @@ def test_another_answer_is_found_and_a_near_tie_is_none(
         work.compare(prompt, changed, 6)
     with pytest.raises(soak.Different, match="differs"):
         work.compare(prompt, run.tokens[:3], 6)
-    run.telemetry.near_ties = [NearTie(3, run.tokens[3], other, 0.01)]
+    run.telemetry.near_ties = [NearTie(3, run.tokens[3], other, 0.01, "a", "b")]
     ended = SimpleNamespace(run=lambda: run)
     monkeypatch.setattr(soak.Session, "generate", lambda *_, **__: ended)
     assert not work.compare(prompt, changed, 6)

@@ -21,9 +21,8 @@ GENERATE = [
     ),
     (["--grammar", "nowhere.gbnf", "x"], "cannot read the grammar file nowhere.gbnf: No such"),
     (["--logit-bias", "7", "x"], "'7' is not ID=BIAS, as in 42=-2.5"),
-    (["--rows", "last,all", "x"], "--rows: invalid choice"),
-    (["--synthetic-acceptance", "0.8;0.7", "x"], "'0.8;0.7', it must be one or more rates from 0"),
-    (["--synthetic-acceptance", "0.8", "--draft-n-max", "0", "x"], "--draft-n-max is 0"),
+    (["--cache-type-k", "f8", "x"], "-ctk/--cache-type-k: invalid choice"),
+    (["--rows", "all", "x"], "unrecognized arguments: --rows"),
     (["--log-pairs", "p.jsonl", "--draft-n-max", "0", "x"], "--draft-n-max is 0"),
     (["--log-pairs", "no/such/folder/p.jsonl", "x"], "cannot create no/such/folder/p.jsonl"),
     (["--stop", "", "x"], "--stop with an empty text"),
@@ -32,10 +31,14 @@ GENERATE = [
     ([""], "the prompt is empty"),
     (["\udcff"], "the prompt is not UTF-8: byte 0xff at offset 0"),
     (["--prompt-file", "nowhere.txt"], "cannot read the prompt file nowhere.txt: No such file"),
-    (["--no-such-option", "x"], "unrecognized arguments: --no-such-option"),
+    (
+        ["--tempreature", "1", "x"],
+        "unrecognized arguments: --tempreature",
+    ),
 ]
 
 MATRIX = [
+    (["--synthetic-acceptance", "0.8;0.7"], "'0.8;0.7', it must be one or more rates from 0"),
     (["--depths", "0,-2"], "-2 is not allowed; give 0 or more"),
     (["--depths", ""], "has an empty item"),
     (["--synthetic-acceptance", "golden:x", "--depths", "2"], "do not increase, or golden:qwen3.5"),
@@ -92,12 +95,12 @@ def test_matrix(cli: Cli, arguments: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["generate", "--ctx-size", "4096", "x"], "--ctx-size of llama.cpp is here --n-ctx"),
-        (["generate", "--predict=9", "x"], "--predict of llama.cpp is here --max-tokens"),
-        (["generate", "-ctk", "q8_0", "x"], "-ctk of llama.cpp is here --cache-type-k"),
-        (["matrix", "--gpu-layers", "0"], "--gpu-layers of llama.cpp is here --n-gpu-layers"),
-        (["serve", "--draft-max", "3"], "--draft-max of llama.cpp is here --draft-n-max"),
-        (["serve", "-np", "3"], "-np of llama.cpp is here --n-sequences"),
+        (
+            ["generate", "--hf-repo", "a/b", "x"],
+            "--hf-repo of llama.cpp is here --model: -m hf:OWNER/REPO",
+        ),
+        (["serve", "--spec-type=draft-mtp"], "--spec-type of llama.cpp is here --draft-n-max"),
+        (["serve", "--prot", "1"], "see pyllama-mtp serve --help\ndid you mean --port?"),
         (["generate", "hi", "there"], 'needs quotes: pyllama-mtp generate "hi there"'),
         (["generate", "--stats", "a", "b", "c"], 'needs quotes: pyllama-mtp generate "a b c"'),
     ],
@@ -113,7 +116,7 @@ def test_no_hint_where_nothing_is_known(cli: Cli) -> None:
 
 
 def test_no_such_command(cli: Cli) -> None:
-    refused(cli("generat", "x"), "invalid choice: 'generat'")
+    refused(cli("generat", "x"), "no command 'generat'; did you mean generate?")
 
 
 def test_a_failure_leaves_no_empty_files(

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_mtp import Model
+
 from ..processes import Program
 
 QUICK = ("--threads", "1", "--n-ctx", "2048", "--temperature", "0")
@@ -119,22 +121,68 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(open_chat: Callable[..., Ter
     terminal.type("/set ignored\x15")  # typed ahead, and taken back
     terminal.type("\x03")
     terminal.wait_for("> ")
-    for _ in range(40):  # one that comes between the prompt's display and its reading is lost
+    for _ in range(8):  # one that comes between the prompt's display and its reading is lost
         time.sleep(0.2)
         terminal.type("\x03")
-        if terminal.shows("> ", 0.5):
+        if terminal.shows("Ctrl-C again", 5):
             break
+    terminal.wait_for("> ")
     shown = terminal.ask("/set max_tokens 5\n/retry\n/stats", "tokens written")
     assert "answer     5 tokens" in shown
-    terminal.type("/exit\n")
+    terminal.type("/quit\n")
     assert terminal.end() == 0
 
 
+def test_ctrl_c_twice_leaves(open_chat: Callable[..., Terminal]) -> None:
+    terminal = open_chat()
+    for _ in range(12):
+        time.sleep(0.2)
+        with contextlib.suppress(OSError):
+            terminal.type("\x03")
+            terminal.shows("interrupted", 2)
+    assert "Ctrl-C again, Ctrl-D or /exit: leave" in terminal.text
+    assert "pyllama-mtp: interrupted" in terminal.text and terminal.end() == 130
+
+
+def test_a_pasted_text_is_one_question(open_chat: Callable[..., Terminal]) -> None:
+    terminal = open_chat("-n", "4")
+    terminal.type("\x1b[200~/here is my code:\ndef f(x):\n\n    return x\x1b[201~")
+    terminal.type("\n/exit\n")
+    assert not terminal.shows("until it ends", 60)
+    assert terminal.text.count("no room to go on") == 1 and "error" not in terminal.text
+    assert terminal.end() == 0
+
+
+def test_a_model_without_a_template(
+    in_process: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told at the start, with the ways out; a template may be given."""
+    monkeypatch.setattr(Model, "chat_template", "")
+    model = (*QUICK, "-n", "2")
+    said = in_process("chat", *model, input=b"Hello\n", code=2).stderr.decode()
+    assert "has no chat template, so it cannot chat" in said and "--chat-template" in said
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}")
+    for template in ("gemma", "t.jinja"):
+        done = in_process("chat", *model, "--chat-template", template, input=b"Hello\n")
+        assert done.stdout and b"error" not in done.stderr
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content")
+    bad = in_process("chat", *model, "--chat-template", "t.jinja", code=2).stderr
+    assert b"chat template cannot render" in bad
+    bad = in_process("chat", *model, "--chat-template", "chatlm", code=2).stderr
+    assert b"cannot read the chat template file chatlm" in bad
+
+
 def test_questions_from_a_pipe(in_process: Program) -> None:
-    script = f"{QUESTION}\n/set temperature -1\n/set stats maybe\n/nonsense\n/stats\n/set\n"
-    done = in_process("chat", *QUICK, "-n", "12", input=script.encode())
+    script = f"{QUESTION}\n/set temperature -1\n/set stats maybe\n/nonsense\n/rset\n/stats\n/set\n"
+    questions = script.encode() + b"caf\xe9\n"
+    done = in_process("chat", *QUICK, "-n", "12", input=questions, code=2)
     out, err = done.stdout.decode(), done.stderr.decode()
     assert "\x1b" not in out
     assert out.startswith("`str") and "temperature        0.0" in out
     assert "temperature is -1" in err and "stats is 'maybe'" in err
-    assert "no /nonsense" in err and "answer     12 tokens" in err
+    assert "the question is not UTF-8: byte 0xe9 at offset 3" in err
+    assert (
+        "no /nonsense; /help" in err
+        and "no /rset; did you mean /reset?" in err
+        and "answer     12 tokens" in err
+    )

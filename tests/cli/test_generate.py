@@ -63,13 +63,13 @@ def test_every_switch_arrives(watched: Watched, cli: Cli, tmp_path: Path) -> Non
     result = cli(
         *(*MODEL, "--json", "--lib", "patched", "--max-tokens", "4"),
         *("--draft-n-max", "2", "--p-min", "0.25", "--n-ctx", "1024", "--cache-type-k", "q8_0"),
-        *("--rows", "all", "--sync", "kv", "--draft-vocab", "500", "--no-draft-follow"),
+        *("--draft-vocab", "500", "--no-draft-follow"),
         *("--yarn-orig-ctx", "512", "--temperature", "0.5", "--top-k", "7", "--seed", "3"),
         *("--logit-bias", "5=-2.5", "--logit-bias", "7=-inf", "--grammar", str(grammar)),
         *("--stop", "END", "--stop", "\n\n", "--ignore-eos", "--no-ngram", "--draft-sampling", "x"),
     )
     settings = Settings(
-        **{"n_ctx": 1024, "cache_type_k": "q8_0", "prompt_rows": "all", "prompt_sync": "kv"},
+        **{"n_ctx": 1024, "cache_type_k": "q8_0"},
         **{"draft_n_max": 2, "p_min": 0.25, "draft_vocab": "500", "draft_follow": False},
         **{"ngram": False, "draft_sampling": True, "rope": RopeScaling(yarn_orig_ctx=512)},
         n_threads=1,
@@ -174,15 +174,12 @@ def test_prompt_from_a_file_and_from_stdin(
 
 
 def test_json_is_one_object_instead_of_the_text(watched: Watched, cli: Cli, demo: Model) -> None:
-    rates = ["--synthetic-acceptance", "0.8,0.7,0.6"]
-    result = cli(*MODEL, "-n", "4", "--ignore-eos", "--json", *rates, "x")
-    assert result.err.startswith("SYNTHETIC ACCEPTANCE 0.8, 0.7, 0.6: ")
+    result = cli(*MODEL, "-n", "4", "--ignore-eos", "--json", "x")
     report = json.loads(result.out)
     assert report["text"] == demo.detokenize(report["tokens"]) and len(report["tokens"]) == 4
     assert report["finish_reason"] == "length" and report["model"] == "m.gguf"
     assert report["telemetry"]["n_generated"] == 4
     assert report["memory"]["weights"] > 0
-    assert report["synthetic_acceptance"] == [0.8, 0.7, 0.6]
     assert report["variant"] == "patched"
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 import pyllama_mtp
+from pyllama_mtp import settings
 from pyllama_mtp.cli import COMMANDS, build_parser, main
 
 from ..processes import Cli, RunPython
@@ -25,23 +26,53 @@ print(*sys.modules)
 """
 
 
+#: Options that only measure, and answer worse.
+RESEARCH = {"--rows", "--sync", "--hidden", "--synthetic-acceptance"}
+
+
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str | None
 ) -> None:
-    """It names every option, shows no Python syntax, and has examples in eighty columns."""
+    """It names every option, shows no Python syntax, and has examples in eighty columns; where
+    there are many, --help names about fifteen, and --help-all every one."""
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit, match="0"):
-        main([*([command] if command else []), "--help"])
-    out = capsys.readouterr().out
     chosen = build_parser(command).chosen
-    words = chosen._option_string_actions if chosen else COMMANDS
-    assert not [word for word in words if not re.search(rf"(?<![\w-]){word}\b", out)]
-    text = " ".join(out.split())
-    assert not re.search(r"default: (\(|\[|None|True|False|\w+\()", text)
+    usual = chosen.usual if chosen else ()
+    for flag in ("--help", *(["--help-all"] if usual else [])):
+        with pytest.raises(SystemExit, match="0"):
+            main([*([command] if command else []), flag])
+        out = capsys.readouterr().out
+        actions = chosen._actions if chosen else []
+        for action in actions:
+            shown = not usual or flag == "--help-all" or action.dest in usual
+            for word in action.option_strings:
+                assert bool(re.search(rf"^ .*(?<![\w-]){word}\b", out, re.M)) >= shown, word
+        if not chosen:
+            assert not [word for word in COMMANDS if not re.search(rf"(?<![\w-]){word}\b", out)]
+        text = " ".join(out.split())
+        assert not re.search(r"default: (\(|\[|None|True|False|\w+\()", text)
+        assert not set(vars(settings)) & set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", text))
+        if chosen:
+            assert f"examples:\n  pyllama-mtp {command}" in out
+            assert not [line for line in out.splitlines() if len(line) > 80]
+        if usual and flag == "--help":
+            assert out.splitlines()[0].startswith(f"usage: pyllama-mtp {command} [options]")
+            assert len(re.findall(r"^  -", out, re.M)) <= 24 and len(out.splitlines()) <= 105
     if chosen:
-        assert f"examples:\n  pyllama-mtp {command}" in out
-        assert not [line for line in out.splitlines() if len(line) > 80]
+        known, dests = set(chosen._option_string_actions), {action.dest for action in actions}
+        assert bool(RESEARCH & known) is (command in ("matrix", "accept", "tune"))
+        assert set(usual) <= dests
+
+
+def test_short_names_of_llama_cpp(cli: Cli) -> None:
+    chosen = build_parser("serve").chosen
+    assert chosen
+    words = "-np 2 -fa on -b 64 -ub 32 -ctk q8_0 -ctv q8_0 -a tiny --parallel 3 --ctx-size 512"
+    args = chosen.parse_args(words.split())
+    assert (args.n_sequences, args.flash_attn, args.n_batch, args.n_ubatch) == (3, "on", 64, 32)
+    assert (args.cache_type_k, args.cache_type_v, args.name) == ("q8_0", "q8_0", "tiny")
+    assert args.n_ctx == 512
 
 
 def test_help_loads_nothing_heavy(run_python: RunPython) -> None:
@@ -66,6 +97,13 @@ def test_every_option_explains_itself_with_its_default(command: str) -> None:
 def test_the_list_of_commands_is_the_same_beside_each_command() -> None:
     shown = {build_parser(command).format_help() for command in (None, *COMMANDS)}
     assert len(shown) == 1
+
+
+def test_public_names_are_all_that_a_shell_completes() -> None:
+    assert {name for name in dir(pyllama_mtp) if name != "__version__"} == {
+        *pyllama_mtp.__all__,
+        "bench",
+    }
 
 
 def test_version(cli: Cli) -> None:

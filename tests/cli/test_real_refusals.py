@@ -34,7 +34,6 @@ def refused(program: Program, in_process: Program) -> Refused:
         ("generate --prompt-file long.txt", "and the context"),
         ("tune --prompt-size 100000", "exceed the model's context, 4096"),
         ("generate --n-ctx 2000000000 x", "available"),
-        ("generate --lib upstream --sync kv x", "prompt_sync 'kv' is not in upstream's library"),
         ("generate --lib empty x", "empty"),
         (
             "matrix --lib upstream --threads 1 --depths 2 --sync full,kv",

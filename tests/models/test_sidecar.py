@@ -285,10 +285,8 @@ def test_the_command(in_process: Program, demo_file: Path) -> None:
     options = ("generate", "--max-tokens", 8, "--threads", 1, "x = ")
     beside = in_process(*options, "-m", "t-F16.gguf")
     assert beside.stderr == b"pyllama-mtp: the MTP head is in mtp-t.gguf\n"
-    given = in_process(*options, "-m", "t-F16.gguf", "--head", "mtp-t.gguf")
+    given = in_process(*options, "-m", "t-F16.gguf", "-md", "mtp-t.gguf")  # llama.cpp's name
     assert (given.stdout, given.stderr) == (beside.stdout, b"")
     assert in_process(*options, "-m", "g.gguf").stdout == beside.stdout
     bad = in_process(*options, "-m", "t-F16.gguf", "--head", "t-F16.gguf", code=2)
     assert b"t-F16.gguf has no MTP head" in bad.stderr
-    hint = in_process(*options, "-m", "t-F16.gguf", "-md", "mtp-t.gguf", code=2)
-    assert b"-md of llama.cpp is here --head" in hint.stderr

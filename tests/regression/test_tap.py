@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from pyllama_mtp import Model
+from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafts import compute_drafts
 
 from ..marks import usual
+from ..plain import write_model
 from .support import EDGES, N_BATCH, N_UBATCH, scaled
 from .support import made_up as text
 from .twocontexts import Marks, every, last, none, some, turns
@@ -219,3 +221,13 @@ def test_no_rows_before_the_first_decode(model: Model) -> None:
 
 
 # -- upstream's tap --------------------------------------------------------------------------------
+
+
+def test_other_architectures_are_told_which_have_it(tmp_path: Path) -> None:
+    settings = Settings(n_ctx=256, n_threads=1)
+    with (
+        Model(write_model(tmp_path / "m.gguf", "gemma3")) as model,
+        Session(model, settings) as session,
+        pytest.raises(UsageError, match="one for qwen35, qwen35moe, qwen3next"),
+    ):
+        session.hidden_states("x")

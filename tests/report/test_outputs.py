@@ -174,7 +174,7 @@ def statistics() -> str:
     full.looked_up = {"rounds": 4, "drafted": 9, "accepted": 5}
     full.draft_vocab = {"tokens": 60, "outside": 3, "replaced": 128, "seconds": 0.01}
     full.n_threads, full.waited_s, full.why_fewer_drafts = 2, 1.0, "2 sequences: drafts do not pay"
-    full.near_ties = [NearTie(n, 65, 66, 0.0625) for n in range(8)]
+    full.near_ties = [NearTie(n, 65, 66, 0.0625, " a", " the") for n in range(8)]
     cut = Telemetry(n_prompt=100, n_left=60, prefill_s=0.25)
     plain = Telemetry(n_prompt=9, n_generated=9, prefill_s=0.1, decode_s=0.2)
     plain.near_ties = full.near_ties

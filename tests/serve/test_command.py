@@ -64,11 +64,14 @@ def a_long_stream(url: str, key: str = "any") -> openai.Stream[openai.types.Comp
 def test_a_signal_ends_it_in_order(launch: Launch, number: signal.Signals) -> None:
     """A running stream gets an end that says why; nothing is accepted any more."""
     process, url = launch(
-        *("--grace", "0.5", "--threads", "1", "--synthetic-acceptance", "0,0,0,0,0,0"),
+        *("--grace", "0.5", "--threads", "1", "--draft-n-max", "0"),
         before="from pyllama_mtp.serve import app; app.END_S = 100.0",
         PYLLAMA_MTP_API_KEY="secret",
     )
-    assert process.stdout and "acceptance is imposed" in process.stdout.readline()
+    assert (
+        process.stdout
+        and process.stdout.readline() == f"a page to chat with: {url.removesuffix('/v1')}\n"
+    )
     assert httpx.get(f"{url}/models").status_code == 401, "the key comes from the environment"
     stream = a_long_stream(url, "secret")
     process.send_signal(number)
@@ -79,6 +82,17 @@ def test_a_signal_ends_it_in_order(launch: Launch, number: signal.Signals) -> No
     assert "Traceback" not in process.stderr.read()
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
+
+
+def test_a_model_without_a_template_is_told(launch: Launch) -> None:
+    """At the start; its name for clients has no spaces."""
+    changed = """from pyllama_mtp import Model
+Model.chat_template, Model.name = "", property(lambda self: "A b  c", lambda *name: None)"""
+    process, url = launch("--threads", "1", before=changed)
+    assert httpx.get(f"{url}/models").json()["data"][0]["id"] == "A-b-c"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 0 and process.stderr
+    assert "has no chat template, so it cannot chat" in process.stderr.read()
 
 
 def test_the_second_signal_ends_it_at_once(launch: Launch) -> None:

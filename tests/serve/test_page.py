@@ -84,13 +84,51 @@ def test_a_conversation(
     assert texts(browser, ".answer") == []
 
 
+MARKDOWN = """# A *list*
+Some **bold** `x < y` <img src=x onerror=alert(1)> [site](https://a.b/c) [no](javascript:alert(1))
+more
+- one
+- two **2**
+
+| a | b |
+| --- | --- |
+| 1 | 2 |
+```py
+def f(): **no**
+```
+3. three"""
+ELEMENTS = (
+    "<h2>A <em>list</em></h2><p>Some <strong>bold</strong> <code>x &lt; y</code> &lt;img src=x "
+    'onerror=alert(1)&gt; <a href="https://a.b/c" target="_blank" rel="noreferrer">site</a> '
+    "[no](javascript:alert(1))\nmore</p><ul><li>one</li><li>two <strong>2</strong></li></ul>"
+    "<table><tr><td> a </td><td> b </td></tr><tr><td> 1 </td><td> 2 </td></tr></table>"
+    '<pre>def f(): **no**\n</pre><ol start="3"><li>three</li></ol>'
+)
+
+
+def test_markdown_is_shown_and_html_is_not(browser: Any, start: Start) -> None:
+    show(browser, start())
+    script = """
+    const answer = new Answer(), [text] = arguments;
+    for (let at = 0; at < text.length; at += 3)
+      answer.parts.push({from: at, text: text.slice(at, at + 3), drafts: 1});
+    answer.content = text;
+    answer.finish();
+    const html = answer.text.innerHTML.replaceAll(/<.?span[^>]*>/g, "").replaceAll(' class=""', "");
+    const held = [...answer.text.querySelectorAll("span")].map(one => Number(one.dataset.drafts));
+    return [html, held.reduce((a, b) => a + b), answer.parts.length];
+    """
+    html, held, n_parts = browser.execute_script(script, MARKDOWN)
+    assert html == ELEMENTS and 0 < held <= n_parts
+
+
 def test_a_key_is_asked_for(browser: Any, start: Start) -> None:
     server = start(api_key=KEY, max_tokens=8)
     show(browser, server)
     key = browser.find_element("id", "key")
     wait(key.is_displayed)
     assert "tokens" not in say(browser, QUESTION)
-    assert "API key is missing" in texts(browser, ".error")[0]
+    assert "This server needs a key. Type it" in texts(browser, ".error")[0]
     assert browser.find_element("id", "said").get_property("value") == QUESTION
     key.send_keys(KEY)
     assert "tokens" in say(browser, "")
