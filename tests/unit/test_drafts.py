@@ -28,7 +28,7 @@ def sequence(n_valid: int, forced: tuple[int, ...] = (), constrained: bool = Tru
     return like(Sequence, request=like(Request, sampler=sampler))
 
 
-def drafts(*, drawn: bool, looked_up: bool = False) -> Drafts:
+def drafts(*, drawn: bool, looked_up: int = 0) -> Drafts:
     """TOKENS, drawn from the head or its best ones."""
     return Drafts(list(TOKENS), [point(t) for t in TOKENS] if drawn else [], looked_up)
 
@@ -50,7 +50,11 @@ def test_the_drawn_draft_that_breaks_the_grammar_stays_as_the_last_one(n_valid: 
 
 
 def test_looked_up_drafts_are_certain_and_end_before_it() -> None:
-    assert cut(sequence(2), drafts(drawn=True, looked_up=True)).tokens == TOKENS[:2]
+    assert cut(sequence(2), drafts(drawn=True, looked_up=len(TOKENS))).tokens == TOKENS[:2]
+    behind = drafts(drawn=True, looked_up=len(TOKENS) - 2)
+    for n_valid, n_kept, n_head in ((0, 1, 1), (1, 2, 2), (2, 2, 2), (3, 3, 2)):
+        made = cut(sequence(n_valid), behind)
+        assert (made.tokens, made.n_head) == (TOKENS[:n_kept], n_head)
 
 
 def test_what_is_forced_takes_the_place_of_drafts() -> None:
