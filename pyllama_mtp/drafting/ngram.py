@@ -87,8 +87,6 @@ class PastTexts(Index):
 
     def keep(self, text: list[int]) -> None:
         """Add a text; the oldest are forgotten."""
-        if len(text) <= LEAST:
-            return
         self.add([END, *text[-PAST:]])
         if len(self.tokens) > 2 * PAST:
             kept = self.tokens[-PAST:]
@@ -125,9 +123,8 @@ class NgramLookup(Index):
         if n < len(self.tokens):
             self.past.keep(self.tokens[n:])
             self.clear()
-            n = 0
         self._match = self._left = None
-        self.add(prompt[n:])
+        self.add(prompt[len(self.tokens) :])
 
     def add(self, tokens: list[int]) -> None:
         """Continue the text with `tokens`."""
@@ -145,8 +142,8 @@ class NgramLookup(Index):
         return left or (self._match is not None and self._match.length >= COPY)
 
     def find(self, drafts: Several[int] = ()) -> Match | None:
-        """An earlier occurrence of the newest tokens, or None: the copy that goes on; or the
-        longest of those near the place that a copy left, last in this text, and last in past texts.
+        """An earlier occurrence of the newest tokens, or None: the copy that goes on; the longest
+        of those last in this text and near the place that a copy left; or that in past texts.
 
         Args:
             drafts: guesses, which are taken as the newest tokens of the text.
@@ -165,11 +162,8 @@ class NgramLookup(Index):
 
     def _followed(self, tokens: Several[int]) -> Match | None:
         """What the text follows after these tokens, if it follows it still."""
-        match = self._match
-        if match is None:
-            return None
-        source, n = self._source(match), len(tokens)
-        if source[match.follows : match.follows + n] != list(tokens):
+        match, n = self._match, len(tokens)
+        if match is None or self._source(match)[match.follows : match.follows + n] != list(tokens):
             return None
         return Match(match.follows + n, match.length + n, match.past)
 

@@ -51,6 +51,10 @@ def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, roll
         check(session)
         ngrams = engine_of(session).drafting.ngrams
         assert ngrams and ngrams.texts[0].tokens == [*repeated, *got.tokens]
+        session.process([7, *repeated])
+        assert ngrams.past.tokens[1:] == [*repeated, *got.tokens]
+        session.reset()
+        assert not ngrams.past.tokens and not ngrams.texts[0].tokens
     looked_up = got.telemetry.looked_up
     assert looked_up["rounds"] > len(told.told_looked_up) > 3
     assert looked_up["accepted"] > sum(n for _, n in told.told_looked_up) > 0

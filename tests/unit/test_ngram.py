@@ -68,11 +68,12 @@ def test_another_prompt() -> None:
     assert found.drafts(found.find() or Match(0, 0), 2) == [4, 8]
     found.begin([7, 1, 2, 3])
     past = found.find()
-    assert past and past.past and found.drafts(past, 9) == [4, 8, 1, 2, 3], (
-        "no further than its end"
-    )
+    assert past and past.past and found.drafts(past, 2) == [4, 8]
     found.add([5, 1, 2, 3])
     assert found.find() == Match(4, 3), "of this text"
+    found.begin([5, 4, 8, 1])
+    past = found.find()
+    assert past and found.drafts(past, 9) == [2, 3], "no further than the end of a past text"
     found.past.clear()
     found.begin([6, 1, 2, 3])
     found.begin([9, 1, 2])
