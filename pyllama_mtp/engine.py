@@ -269,6 +269,8 @@ class Engine:
             context.clear()
         for sequence in self.sequences:
             self.prefixes.release(sequence)
+        if self.drafting.ngrams:
+            self.drafting.ngrams.forget()
         self.intact = True
         self.turn += 1
 

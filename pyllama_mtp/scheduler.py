@@ -184,16 +184,15 @@ class Scheduler:
             own, drafts = one.request.answer.telemetry, one.drafts
             n_offered = min(one.n_usable, len(drafts.tokens))
             for telemetry in one.counts:
-                telemetry.count_round(
-                    n_offered, len(one.chosen) - 1, drafts.looked_up, drafts.forced
-                )
-            if own.pairs is not None and not (drafts.looked_up or drafts.forced):
+                looked_up = max(0, n_offered - drafts.n_head) if drafts.looked_up else 0
+                telemetry.count_round(n_offered, len(one.chosen) - 1, looked_up, drafts.forced)
+            if own.pairs is not None:
                 self._log_pairs(own.pairs, one)
         return sequences
 
     def _log_pairs(self, pairs: list[Pair], one: Sequence) -> None:
         text = self._engine.model.detokenize
-        drafts = one.drafts.tokens[: one.n_usable]
+        drafts = one.drafts.tokens[: min(one.n_usable, one.drafts.n_head)]
         for i, (drafted, actual) in enumerate(zip(drafts, one.chosen, strict=False)):
             pairs.append(Pair(i + 1, drafted, actual, text([drafted], True), text([actual], True)))
 

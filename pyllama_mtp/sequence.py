@@ -27,16 +27,22 @@ class Drafts:
     Attributes:
         tokens: their ids.
         distributions: of the draw of each draft; empty where drafts are the head's best tokens.
-        looked_up: n-gram drafts, not the head's; see :mod:`.drafting.ngram`.
+        looked_up: how many, the last ones, are n-gram drafts, not the head's; see
+            :mod:`.drafting.ngram`.
         forced: the grammar allows no other tokens, so all are accepted.
         to_come: the verification makes them, in one submission; until then `tokens` are places.
     """
 
     tokens: list[int] = field(default_factory=list)
     distributions: list[Distribution] = field(default_factory=list)
-    looked_up: bool = False
+    looked_up: int = 0
     forced: bool = False
     to_come: bool = False
+
+    @property
+    def n_head(self) -> int:
+        """How many, the first ones, are the head's."""
+        return 0 if self.forced else len(self.tokens) - self.looked_up
 
 
 NO_DRAFTS = Drafts()

@@ -180,9 +180,9 @@ class Settings:
         draft_n_max: tokens drafted per round; 0: no MTP; "auto": as many as make it fastest, 0 to
             6. What drafts cost is measured when a session is made, in some seconds, and
             kept in the user's cache folder; how many are accepted is learned from the text.
-        ngram: with draft depth "auto", draft what followed the same words earlier in the text, when
-            that is likelier to be accepted. For one sequence (prompt lookup); not at imposed
-            acceptance.
+        ngram: with draft depth "auto", draft what followed the same words earlier in this text or
+            in past ones, instead of the head or behind its drafts, when that pays. For one sequence
+            (prompt lookup); not at imposed acceptance.
         prompt_rows: prompt rows that the LM head runs on; "all" brings back the slow prefill that
             this package exists to avoid.
         prompt_sync: how the MTP head is kept in step with the model. "kv": each decode of the model

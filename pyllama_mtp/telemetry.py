@@ -63,7 +63,8 @@ class Telemetry:
         decode_s: from then to the end.
         drafted: drafts of the head offered to verification, per position 1..n.
         accepted: drafts accepted, per position; all drafts before them were accepted too.
-        looked_up: drafts from earlier in the text: {"rounds": of `rounds`, "drafted", "accepted"}.
+        looked_up: drafts from earlier in the text or in past texts, behind drafts of the head or
+            without: {"rounds": of `rounds` that have some, "drafted", "accepted"}.
         held: rounds with drafts of the head or from earlier in the text, by how many of them were
             accepted, from 0 on.
         forced: tokens that the grammar left no choice for, verified without a draft of the head.
@@ -134,9 +135,10 @@ class Telemetry:
             self.time_s[phase] += times[phase]
 
     def count_round(
-        self, n_drafted: int, n_accepted: int, looked_up: bool = False, forced: bool = False
+        self, n_drafted: int, n_accepted: int, looked_up: int = 0, forced: bool = False
     ) -> None:
-        """One verification pass over `n_drafted` drafts, of which the first `n_accepted` held."""
+        """One verification pass over `n_drafted` drafts, of which the first `n_accepted` held, and
+        the last `looked_up` came from earlier in the text."""
         self.rounds += 1
         if forced:
             self.forced += n_accepted
@@ -145,9 +147,11 @@ class Telemetry:
             self.held.extend([0] * (n_drafted + 1 - len(self.held)))
             self.held[n_accepted] += 1
         if looked_up:
-            for name, n in (("rounds", 1), ("drafted", n_drafted), ("accepted", n_accepted)):
+            n_head = n_drafted - looked_up
+            held = max(0, n_accepted - n_head)
+            for name, n in (("rounds", 1), ("drafted", looked_up), ("accepted", held)):
                 self.looked_up[name] += n
-            return
+            n_drafted, n_accepted = n_head, min(n_accepted, n_head)
         for counts, n in ((self.drafted, n_drafted), (self.accepted, n_accepted)):
             counts.extend([0] * (n_drafted - len(counts)))
             for position in range(n):

@@ -28,8 +28,9 @@ def cut(sequence: Sequence, drafts: Drafts, forced: bool = False) -> Drafts:
         return drafts
     if forced and (tokens := sampler.forced(len(drafts.tokens))):
         return Drafts(tokens, forced=True)
-    n = sampler.n_valid(drafts.tokens) + bool(drafts.distributions and not drafts.looked_up)
-    return Drafts(drafts.tokens[:n], drafts.distributions[:n], drafts.looked_up)
+    n, n_head = sampler.n_valid(drafts.tokens), drafts.n_head
+    n += bool(drafts.distributions and n < n_head)
+    return Drafts(drafts.tokens[:n], drafts.distributions[:n], max(0, n - n_head))
 
 
 class Drafting:
@@ -97,7 +98,8 @@ class Drafting:
 
     def draft(self, sequences: list[Sequence]) -> None:
         """Guess what follows the newest token of each sequence: tokens that its grammar forces;
-        n-gram drafts, when they are likelier to pay; or else the head's drafts."""
+        n-gram drafts, when they are likelier to pay; or else the head's drafts, and n-gram drafts
+        behind them for as far as these pay."""
         for one in sequences:
             one.drafts, one.n_usable = NO_DRAFTS, 0
         room = min(one.room for one in sequences) - 1
@@ -115,11 +117,17 @@ class Drafting:
         p_min = self._settings.p_min
         free = not p_min and len(drafted) == len(sequences)
         free = free and not any(one.request.sampler.constrained for one in drafted)
+        both = self.ngrams if drafter is self.head and len(sequences) == 1 else None
+        # What follows drafts is only known once they are made.
+        free = free and not (both and both.texts[drafted[0].id].copying)
         if n > 0 and free and drafter.to_come(drafted, n):
             for one in drafted:
                 one.drafts = Drafts([one.newest] * n, to_come=True)
         elif n > 0:
             for one, drafts in zip(drafted, drafter.draft(drafted, n, p_min), strict=True):
+                if both and drafts.tokens:
+                    drafts = self._filled_up(one, drafts, min(usable, self._limit))
+                    one.n_usable = len(drafts.tokens)
                 one.drafts = cut(one, drafts, not asks and self._synthetic is None)
 
     def _may_force(self, one: Sequence) -> bool:
@@ -155,6 +163,13 @@ class Drafting:
                 return ngrams, n
         return self.head, depths.choose(usable, len(sequences)) if self.head.context else 0
 
+    def _filled_up(self, one: Sequence, drafts: Drafts, usable: int) -> Drafts:
+        """The head's drafts, and as many n-gram drafts behind them as pay."""
+        assert self.ngrams and self.depths
+        rates = self.ngrams.rates(one, drafts)
+        n = self.depths.lookup_depth(rates, usable, len(drafts.tokens)) if rates else 0
+        return self.ngrams.behind(one, drafts, n) if n else drafts
+
     def accepted(self, sequences: list[Sequence]) -> None:
         """See :meth:`.Drafter.accepted`."""
         drafted = [one for one in sequences if one.drafting]
@@ -172,15 +187,16 @@ class Drafting:
         if not (self.depths and drafted):
             return
         drafts = max((one.drafts for one in drafted), key=lambda made: len(made.tokens))
-        n_drafted = len(drafts.tokens)
-        if drafts.looked_up:
+        n_drafted, n_head = len(drafts.tokens), drafts.n_head
+        if drafts.looked_up and not n_head:
             self.depths.update_lookup(n_drafted, len(drafted[0].chosen) - 1, total_s)
         elif not (drafts.forced and len(drafted) == 1):
             # A forced round says nothing of the head, nor of the cost of output rows.
             outcomes = [
-                (0 if one.drafts.forced else one.n_usable, len(one.chosen) - 1) for one in drafted
+                (min(one.n_usable, one.drafts.n_head), min(len(one.chosen) - 1, one.drafts.n_head))
+                for one in drafted
             ]
-            self.depths.update(n_drafted, outcomes, total_s)
+            self.depths.update(n_drafted, outcomes, total_s, drafts.looked_up)
         if plain_s := self.depths.plain_s:
             n = len(drafted[0].chosen)
             self._plain_s, self._n_plain = self._plain_s + n * plain_s, self._n_plain + n

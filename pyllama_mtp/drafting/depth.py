@@ -402,7 +402,7 @@ class DepthController:
         ]
         return hoped.index(max(hoped))
 
-    def update(self, n_drafted: int, outcomes: Outcomes, total_s: float) -> None:
+    def update(self, n_drafted: int, outcomes: Outcomes, total_s: float, n_behind: int = 0) -> None:
         """Learn from a round, of the depth chosen last.
 
         Args:
@@ -411,12 +411,14 @@ class DepthController:
             outcomes: for each sequence, at least one: how many drafts it could use, at most as many
                 as were asked for, and how many of them held.
             total_s: seconds of the whole round, drafting included.
+            n_behind: of the verified drafts, n-gram drafts behind those of the head, which
+                `outcomes` leave out.
         """
         n = len(outcomes)
         for n_usable, n_held in outcomes:
             self._accepted.update(n_usable, n_held)
-        self._offered.update(self._asked, n_drafted)
-        n_tried = min(n_drafted + 1, self._asked)
+        self._offered.update(self._asked, n_drafted - n_behind)
+        n_tried = min(n_drafted - n_behind + 1, self._asked)
         costs, factors = self.costs.costs(n), self.costs.factors(n)
         usual = (costs.draft[n_tried] + costs.verify[n_drafted + 1]) * factors[n_drafted]
         steps = min(total_s, usual * math.exp(STALL)) / self.costs.plain(n)
@@ -426,21 +428,24 @@ class DepthController:
         self._spare = min(0.0, self._spare + SHARE * steps - lost)
         self.costs.update(n_tried, n_drafted, total_s, n)
 
-    def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
+    def lookup_depth(self, rates: Sequence[float], at_most: int, n_head: int = 0) -> int:
         """How many n-gram drafts, which cost nothing to make, the next round of one sequence should
-        verify, instead of a round that :meth:`choose` chooses; 0: none.
+        verify, instead of a round that :meth:`choose` chooses, or behind its drafts; 0: none.
 
         Args:
             rates: conditional acceptance of these drafts, per position.
-            at_most: most drafts that can be used.
+            at_most: most drafts that can be used, those of the head included.
+            n_head: drafts of the head before them; 0: they stand in place of these.
         """
         steps, tokens = self._forecast(1)
         best, chosen = max(n / time for n, time in zip(tokens, steps, strict=True)), 0
+        if n_head:
+            best, rates = 0.0, [*self._accepted.rates()[:n_head], *rates]
         costs, n_most = self.costs.costs(), max(0, min(self.limit, at_most, len(rates)))
         for depth, n_tokens in enumerate(tokens_by_depth(rates[:n_most])):
-            pace = n_tokens * costs.plain / costs.verify[depth + 1]
-            if depth and pace > best:
-                chosen, best = depth, pace
+            pace = n_tokens * costs.plain / (costs.draft[n_head] + costs.verify[depth + 1])
+            if depth >= max(n_head, 1) and pace > best:
+                chosen, best = depth - n_head, pace
         return chosen
 
     def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:

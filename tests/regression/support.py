@@ -291,23 +291,26 @@ def alone(
 
 
 class Scripted(DepthController):
-    """Depths by a list, over and over: of the head, or (of the head, of drafts from the text).
+    """Depths by a list, over and over: of the head, or (of the head, of drafts from the text, and
+    of drafts from the text behind those of the head).
 
     Attributes:
         asked: the depths that were chosen.
         told: (sequences, drafts, accepted) of every round of the head.
         told_looked_up: (drafts, accepted) of every round of drafts from the text.
+        n_behind: drafts from the text behind those of the head.
     """
 
-    def __init__(self, *rounds: int | tuple[int, int]) -> None:
+    def __init__(self, *rounds: int | tuple[int, ...]) -> None:
         super().__init__(AUTO_DEPTH)
-        self._script = [one if isinstance(one, tuple) else (one, 0) for one in rounds]
+        self._script = [(*one, 0) if isinstance(one, tuple) else (one, 0, 0) for one in rounds]
         self.asked: list[int] = []
         self.told: list[tuple[int, int, int]] = []
         self.told_looked_up: list[tuple[int, int]] = []
+        self.n_behind = 0
 
     @property
-    def _now(self) -> tuple[int, int]:
+    def _now(self) -> tuple[int, ...]:
         return self._script[(len(self.told) + len(self.told_looked_up)) % len(self._script)]
 
     def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
@@ -315,16 +318,18 @@ class Scripted(DepthController):
         self.asked.append(depth if at_most is None else min(depth, max(at_most, 0)))
         return self.asked[-1]
 
-    def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
+    def lookup_depth(self, rates: Sequence[float], at_most: int, n_head: int = 0) -> int:
         assert all(0 <= rate <= 1 for rate in rates)
-        return min(self._now[1], max(at_most, 0))
+        return min(self._now[2 if n_head else 1], len(rates), max(at_most - n_head, 0))
 
-    def update(self, n_drafted: int, outcomes: Outcomes, total_s: float) -> None:
+    def update(self, n_drafted: int, outcomes: Outcomes, total_s: float, n_behind: int = 0) -> None:
         assert total_s > 0
         assert all(0 <= held <= min(usable, n_drafted) for usable, held in outcomes)
         asked = self.asked[-1] if self.asked else 0  # without a head nobody asks
-        assert max(n_drafted, *(usable for usable, _ in outcomes)) <= asked
-        self.told.append((len(outcomes), n_drafted, sum(held for _, held in outcomes)))
+        assert max(n_drafted - n_behind, *(usable for usable, _ in outcomes)) <= asked
+        held = sum(held for _, held in outcomes)
+        self.told.append((len(outcomes), n_drafted - n_behind, held))
+        self.n_behind += n_behind
 
     def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
         assert n_drafted > 0 and total_s > 0

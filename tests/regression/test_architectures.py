@@ -278,10 +278,10 @@ class Foretold(NgramLookup):
         super().__init__(6)
         self.text = [*prompt, *answer, *[0] * 8]
 
-    def find(self) -> Match:
+    def find(self, drafts: Sequence[int] = ()) -> Match:
         return Match(3, 3)
 
-    def drafts(self, match: Match, n: int) -> list[int]:
+    def drafts(self, match: Match, n: int, before: Sequence[int] = ()) -> list[int]:
         at = len(self.tokens)
         return [*self.text[at : at + n - 1], self.text[at + n] + 1][:n]
 

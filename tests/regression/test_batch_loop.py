@@ -166,13 +166,17 @@ def test_a_sequence_that_is_alone_drafts_from_the_text(
     """A sequence drafts from the text in rounds without others, also after rounds with others."""
     asked = itertools.count()
 
-    def every_other(self: DepthController, rates: Several[float], at_most: int) -> int:
-        return min(3, at_most) if next(asked) % 2 else 0
+    def every_other(
+        self: DepthController, rates: Several[float], at_most: int, n_head: int = 0
+    ) -> int:
+        return 0 if n_head else min(3, at_most) if next(asked) % 2 else 0
 
     drafts = NgramLookup.drafts
 
-    def last_is_wrong(self: NgramLookup, match: Match, n: int) -> list[int]:
-        return [*drafts(self, match, n)[:-1], 7] if n else []
+    def last_is_wrong(
+        self: NgramLookup, match: Match, n: int, before: Several[int] = ()
+    ) -> list[int]:
+        return [*drafts(self, match, n, before)[:-1], 7] if n else []
 
     monkeypatch.setattr(DepthController, "lookup_depth", every_other)
     monkeypatch.setattr(NgramLookup, "drafts", last_is_wrong)

@@ -26,8 +26,9 @@ from .test_draft_cache import check
 AUTO = dataclasses.replace(settings(0), draft_n_max="auto", cache_type_k="f32", cache_type_v="f32")
 
 
-def script(engine: Engine, *rounds: tuple[int, int]) -> Scripted:
-    """(depth of the head, drafts from the text where there are any) of the rounds to come."""
+def script(engine: Engine, *rounds: tuple[int, ...]) -> Scripted:
+    """(depth of the head, drafts from the text where there are any, and those behind the head's) of
+    the rounds to come."""
     engine.drafting.depths = scripted = Scripted(*rounds)
     return scripted
 
@@ -43,18 +44,24 @@ def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, roll
     """Drafts of the head, of the text and none, in turn."""
     expected = written(demo, repeated, 120, 0)
     with Session(demo, dataclasses.replace(AUTO, rollback=rollback)) as session:
-        told = script(engine_of(session), (0, 6), (3, 0), (0, 0), (0, 2), (2, 5), (0, 0), (0, 0))
+        rounds = (0, 6), (3, 0), (0, 0), (0, 2), (2, 5), (2, 0, 4), (0, 0), (1, 0, 5)
+        told = script(engine_of(session), *rounds)
         got = greedy(session, repeated, 120)
         assert_same_tokens(demo, repeated, got.tokens, expected.tokens, gap)
         check(session)
         ngrams = engine_of(session).drafting.ngrams
         assert ngrams and ngrams.texts[0].tokens == [*repeated, *got.tokens]
+        session.process([7, *repeated])
+        assert ngrams.past.tokens[1:] == [*repeated, *got.tokens]
+        session.reset()
+        assert not ngrams.past.tokens and not ngrams.texts[0].tokens
     looked_up = got.telemetry.looked_up
-    assert looked_up["rounds"] == len(told.told_looked_up) > 3
-    assert looked_up["accepted"] == sum(n for _, n in told.told_looked_up) > 0
-    assert looked_up["drafted"] == sum(n for n, _ in told.told_looked_up) > looked_up["accepted"]
+    assert looked_up["rounds"] > len(told.told_looked_up) > 3
+    assert looked_up["accepted"] > sum(n for _, n in told.told_looked_up) > 0
+    n_drafted = sum(n for n, _ in told.told_looked_up) + told.n_behind
+    assert looked_up["drafted"] == n_drafted > looked_up["accepted"]
     assert sum(got.telemetry.drafted) == sum(n for _, n, _ in told.told) > 0
-    assert got.telemetry.rounds == len(told.told) + looked_up["rounds"]
+    assert got.telemetry.rounds == len(told.told) + len(told.told_looked_up)
     emitted = got.telemetry.tokens_per_round * got.telemetry.rounds
     assert round(emitted) == got.telemetry.n_generated - 1
 
@@ -62,14 +69,15 @@ def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, roll
 def test_drafts_are_what_followed_before(
     demo: Model, repeated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same three tokens earlier in the text, the last time they came."""
+    """The same three tokens earlier in the text, once they came."""
     verify, seen = Engine.verify, list[int]()
 
     def watched(engine: Engine, sequences: list[Sequence]) -> None:
         text, drafts = [*sequences[0].tokens, sequences[0].newest], sequences[0].drafts
         if drafts.looked_up:
-            at = max(i for i in range(3, len(text)) if text[i - 3 : i] == text[-3:])
-            assert drafts.tokens == [*text[at:], *drafts.tokens][: len(drafts.tokens)]
+            places = [i for i in range(3, len(text)) if text[i - 3 : i] == text[-3:]]
+            n, follow = len(drafts.tokens), [[*text[at:], *drafts.tokens] for at in places]
+            assert any(drafts.tokens == tokens[:n] for tokens in follow)
             seen.append(len(drafts.tokens))
         verify(engine, sequences)
 

@@ -220,7 +220,7 @@ def test_no_rows_before_the_first_decode(model: Model) -> None:
         target.hidden_rows()
 
 
-# -- upstream's tap --------------------------------------------------------------------------------
+# -- without it --------------------------------------------------------------------------------
 
 
 def test_other_architectures_are_told_which_have_it(tmp_path: Path) -> None:

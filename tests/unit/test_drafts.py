@@ -28,7 +28,7 @@ def sequence(n_valid: int, forced: tuple[int, ...] = (), constrained: bool = Tru
     return like(Sequence, request=like(Request, sampler=sampler))
 
 
-def drafts(*, drawn: bool, looked_up: bool = False) -> Drafts:
+def drafts(*, drawn: bool, looked_up: int = 0) -> Drafts:
     """TOKENS, drawn from the head or its best ones."""
     return Drafts(list(TOKENS), [point(t) for t in TOKENS] if drawn else [], looked_up)
 
@@ -40,11 +40,18 @@ def test_drafts_end_where_they_break_the_grammar(n_valid: int) -> None:
     promised too little of. Without the draw that correction is missing, and tokens that the head
     likes come too often."""
     assert cut(sequence(n_valid), drafts(drawn=False)).tokens == TOKENS[:n_valid]
-    looked_up = cut(sequence(n_valid), drafts(drawn=True, looked_up=True))
+    looked_up = cut(sequence(n_valid), drafts(drawn=True, looked_up=len(TOKENS)))
     assert looked_up.tokens == TOKENS[:n_valid]
     drawn = cut(sequence(n_valid), drafts(drawn=True))
     assert drawn.tokens == TOKENS[: n_valid + 1]
     assert len(drawn.distributions) == len(drawn.tokens)
+
+
+def test_looked_up_drafts_behind_drawn_ones_are_certain() -> None:
+    behind = drafts(drawn=True, looked_up=len(TOKENS) - 2)
+    for n_valid, n_kept, n_head in ((0, 1, 1), (1, 2, 2), (2, 2, 2), (3, 3, 2)):
+        made = cut(sequence(n_valid), behind)
+        assert (made.tokens, made.n_head) == (TOKENS[:n_kept], n_head)
 
 
 def test_what_is_forced_takes_the_place_of_drafts() -> None:

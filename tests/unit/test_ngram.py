@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from pyllama_mtp.drafting import ngram
 from pyllama_mtp.drafting.depth import Costs, DepthController
 from pyllama_mtp.drafting.ngram import KINDS, LEAST, MOST, Match, NgramLookup
 
@@ -53,14 +54,73 @@ def test_against_a_search_of_the_whole_text() -> None:
 
 
 def test_another_prompt() -> None:
-    """One that goes on, and ones that leave the text: nothing of what was left is found."""
+    """One that goes on, and ones that leave the text: what was left is found in no other text than
+    the past ones, and there only where this text has nothing."""
     found = lookup([1, 2, 3, 4])
     found.begin([1, 2, 3, 4, 9, 1, 2, 3])
     assert found.find() == Match(3, 3)
     found.begin([1, 2, 3, 4, 8, 1, 2, 3])
     assert found.drafts(found.find() or Match(0, 0), 2) == [4, 8]
     found.begin([7, 1, 2, 3])
+    past = found.find()
+    assert past and past.past and found.drafts(past, 2) == [4, 8]
+    found.add([5, 1, 2, 3])
+    assert found.find() == Match(4, 3), "of this text"
+    found.begin([5, 4, 8, 1])
+    past = found.find()
+    assert past and found.drafts(past, 9) == [2, 3], "no further than the end of a past text"
+    found.past.clear()
+    found.begin([6, 1, 2, 3])
+    found.begin([9, 1, 2])
     assert found.find() is None
+
+
+def test_a_copy_goes_on_after_an_edit() -> None:
+    """Although its newest tokens came again since, and near the place where it was left."""
+    source = [*range(100, 150), *range(40), 7, 8, 9]
+    found = lookup([*source, *range(100, 105)])
+    match = found.find()
+    assert match == Match(5, 5)
+    for at in range(105, 145):
+        found.add([at])
+        assert found.find() == Match(at - 99, at - 99)
+    found.add([*range(145, 150), 0, 1, 55])  # left where 2 should come
+    assert found.find() is None
+    found.add([4])
+    assert found.find() == Match(55, 1), "one token is enough there"
+    assert found.find([5, 6]) == Match(57, 3), "and drafts are text"
+    found.add([5])
+    assert found.find() == Match(56, 2)
+    trusted = found.rates(Match(56, 2))
+    found.learn(Match(56, 2), [0])
+    assert found.rates(Match(56, 2)) < trusted
+    found.add([*range(200, 280), 9])
+    assert found.find() is None, "the copy is over"
+
+
+def test_drafts_behind_those_of_the_head() -> None:
+    found = lookup([1, 2, 3, 4, 5, 6, 9, 1, 2])
+    assert found.find() is None
+    match = found.find([3])
+    assert match == Match(3, 3) and found.drafts(match, 3, [3]) == [4, 5, 6]
+    loop = lookup([1, 2, 3, 1])
+    match = loop.find([2, 3])
+    assert match == Match(3, 3) and loop.drafts(match, 5, [2, 3]) == [1, 2, 3, 1, 2]
+    before = found.rates(Match(3, 3))
+    found.learn(Match(3, 3), [4, 5], [3])
+    assert found.rates(Match(3, 3)) > before
+
+
+def test_old_past_texts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "PAST", 20)
+    found = lookup([])
+    for first in range(100, 200, 10):
+        found.begin([*range(first, first + 10)])
+    assert len(found.past.tokens) <= 40
+    assert not any(first in found.past.tokens for first in range(100, 130))
+    found.begin([1, 181, 182, 183])
+    past = found.find()
+    assert past and found.drafts(past, 2) == [184, 185]
 
 
 def test_trust_is_learned_by_kind_of_match() -> None:
@@ -102,6 +162,18 @@ def test_not_where_the_head_is_faster() -> None:
         controller.update(depth, [(depth, depth)], free.verify[depth + 1])
     assert controller.depth() == LIMIT
     assert controller.lookup_depth([0.9] * LIMIT, LIMIT) == 0
+
+
+def test_behind_drafts_of_the_head_where_further_rows_pay() -> None:
+    controller = DepthController(LIMIT, {1: COSTS})
+    assert controller.lookup_depth([0.99] * LIMIT, LIMIT, 2) == LIMIT - 2
+    assert controller.lookup_depth([0.99] * LIMIT, 3, 2) == 1
+    assert controller.lookup_depth([0.99] * LIMIT, 2, 2) == 0
+    assert controller.lookup_depth([0.05] * LIMIT, LIMIT, 2) == 0
+    for _ in range(40):  # none of the head's holds, so none behind them
+        controller.choose()
+        controller.update(2, [(2, 0)], 1.7)
+    assert controller.lookup_depth([0.99] * LIMIT, LIMIT, 2) == 0
 
 
 def test_without_a_head_plain_decoding_is_what_to_beat() -> None:
