@@ -150,6 +150,7 @@ def test_a_pasted_text_is_one_question(open_chat: Callable[..., Terminal]) -> No
     terminal.type("\n/exit\n")
     assert not terminal.shows("until it ends", 60)
     assert terminal.text.count("no room to go on") == 1 and "error" not in terminal.text
+    assert "\x1b[?2004h" in terminal.text, "the terminal is not asked to mark what is pasted"
     assert terminal.end() == 0
 
 
