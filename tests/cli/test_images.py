@@ -34,7 +34,7 @@ def test_chat_shows_images(in_process: Program, seeing: Path) -> None:
         f"/reset\n/image {seeing.parent}/one.png\n/reset\nBlind?\n"
         f"/image {seeing.parent}/one.png\nSeen?\n/retry\n"
     )
-    done = in_process("chat", "-m", seeing, *QUICK, "--stats", input=script.encode())
+    done = in_process("chat", "-m", seeing, *QUICK, "--stats", input=script.encode(), code=2)
     err = done.stderr.decode()
     assert len(done.stdout.splitlines()) == 6, "an answer to each question"
     assert [line.split()[1] for line in err.splitlines() if line.startswith("images")] == [
@@ -47,9 +47,10 @@ def test_chat_shows_images(in_process: Program, seeing: Path) -> None:
 
 
 def test_chat_says_what_is_missing(in_process: Program, seeing: Path, demo: Model) -> None:
-    """The conversation goes on without an encoder; one that was named and is bad ends it."""
+    """The conversation goes on without an encoder, and ends with the code of a refusal. A bad
+    encoder that was named ends it."""
     script = f"/image {seeing.parent}/one.png\nWhat?\n".encode()
-    done = in_process("chat", "-m", seeing, *QUICK, "--mmproj", "none", input=script)
+    done = in_process("chat", "-m", seeing, *QUICK, "--mmproj", "none", input=script, code=2)
     assert b"and --mmproj is none" in done.stderr and done.stdout.strip()
     other = write_synthetic_mmproj(seeing.parent / "other.gguf", demo.n_embd_inp + 1)
     done = in_process("chat", "-m", seeing, *QUICK, "--mmproj", other, code=2)
