@@ -47,8 +47,7 @@ def test_chat_shows_images(in_process: Program, seeing: Path) -> None:
 
 
 def test_chat_says_what_is_missing(in_process: Program, seeing: Path, demo: Model) -> None:
-    """The conversation goes on without an encoder, and ends with the code of a refusal. A bad
-    encoder that was named ends it."""
+    """Without an encoder the conversation goes on, to code 2; a bad one that was named ends it."""
     script = f"/image {seeing.parent}/one.png\nWhat?\n".encode()
     done = in_process("chat", "-m", seeing, *QUICK, "--mmproj", "none", input=script, code=2)
     assert b"and --mmproj is none" in done.stderr and done.stdout.strip()

@@ -55,8 +55,7 @@ def test_only_greedy_text_has_them(demo: Model, text: list[int]) -> None:
         warm = Sampling(temperature=0.7, seed=1)
         run = session.generate(text[:20], max_tokens=8, sampling=warm, log_ties=True).run()
         assert run.telemetry.near_ties is None
-        lines = "\n".join(telemetry_lines(run.telemetry))
-        assert "near ties" not in lines
+        assert "near ties" not in "\n".join(telemetry_lines(run.telemetry))
         run.telemetry.near_ties = [NearTie(3, 65, 66, 0.0125, " a", " the")]
         lines = "\n".join(telemetry_lines(run.telemetry))
         assert "near ties  token 3 (' a' or ' the'): " in lines
