@@ -37,7 +37,9 @@ def test_drafts_are_read_from_the_log() -> None:
 )
 def test_how_a_trial_ends(tokens: list[int], accepted: int, drafts: list[int], end: str) -> None:
     """Ours has tokens 1 2 3, a near tie of 2 and 9, and 2 accepted drafts."""
-    told = SimpleNamespace(accepted=[1, 1], drafted=[2, 2], near_ties=[NearTie(1, 2, 9, 0.01)])
+    told = SimpleNamespace(
+        accepted=[1, 1], drafted=[2, 2], near_ties=[NearTie(1, 2, 9, 0.01, "a", "b")]
+    )
     ours: Any = SimpleNamespace(tokens=[1, 2, 3], telemetry=told)
     theirs = {"tokens": tokens, "timings": {"draft_n_accepted": accepted}, "rounds": THEIRS}
     assert parity.compared(ours, theirs, {12: drafts})["end"] == end

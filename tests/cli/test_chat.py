@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -37,10 +38,15 @@ class Terminal:
             cwd=folder,
             env={**os.environ, "XDG_STATE_HOME": str(folder), "TERM": "xterm"},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+            preexec_fn=self._take_terminal,
         )
         os.close(slave)
         self.text = ""
+
+    @staticmethod
+    def _take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
