@@ -83,11 +83,11 @@ template <class T> struct in_tile {
 #endif
 };
 
-// Weights, a group or half of one, whose products with a column have a sum of 16 bits: one instruction multiplies that by the group's
-// scale and adds it. 0: not even half of a group.
-template <class T> constexpr int short_sum() {
+// Into how many parts, 1 or 2, a group of weights is cut for sums of 16 bits: one instruction multiplies such a sum by the group's scale and
+// adds it. 0: not even half of a group has one.
+template <class T> constexpr int short_parts() {
     const int fit = INT16_MAX / (127 * std::max(T::MOST - T::BIAS, T::BIAS)), own = T::OWN_SCALE;
-    return !VNNI || 2 * fit < own ? 0 : fit < own ? own / 2 : own;
+    return !VNNI || 2 * fit < own ? 0 : fit < own ? 2 : 1;
 }
 
 // LANES rows of a super-block to the place of the first of them
@@ -155,7 +155,7 @@ template <class T> void unpack_256(const char * const * rows, int64_t first, int
                 x[i] = (const typename T::block *) rows[v * LANES + i] + first + u;
                 shorts s, m = _mm256_setzero_si256();
                 T::groups(*x[i], s, m);
-                scales[i] = group_scales<short_sum<T>() != 0>(s);
+                scales[i] = group_scales<short_parts<T>() != 0>(s);
                 less[i]   = HAS_MIN<T> ? m : _mm256_mullo_epi16(s, _mm256_set1_epi16(in_tile<T>::BIAS));
             }
             const auto of_rows = [&](auto half) { return lanes_of_halves([&](int i) { return half(*x[i]); }); };
@@ -235,7 +235,7 @@ template <class T> void prepare_unit_256(const float * x, void * out) {
         memcpy(y.offsets, sums, PAIRS * sizeof(*y.offsets));
         return;
     }
-    constexpr int part = short_sum<T>() ? short_sum<T>() : T::OWN_SCALE;
+    constexpr int part = T::OWN_SCALE / std::max(short_parts<T>(), 1);
     for (int i = 0; i < QK_K / part; ++i) {
         y.offsets[i] = -in_tile<T>::BIAS * std::accumulate(y.quants + i * part, y.quants + (i + 1) * part, 0);
     }
@@ -330,11 +330,11 @@ void multiply_32(const tile & t, int64_t n_units, const char * const * y, float 
 }
 
 // The same with super-blocks of 256, whose groups have scales of their own: all of one is summed up as integers. What minima take away
-// is so, too; what a bias does (MINS is false, BIASED) belongs to the products. SHORT: see short_sum().
-template <int GROUP_SIZE, int SHORT, bool MINS, bool BIASED, bool SIGNED, int CHAIN, int n>
+// is so, too; what a bias does (MINS is false, BIASED) belongs to the products. SHORT_PARTS: see short_parts().
+template <int GROUP_SIZE, int SHORT_PARTS, bool MINS, bool BIASED, bool SIGNED, int CHAIN, int n>
 void multiply_256(const tile & t, int64_t n_units, const char * const * y, float (*acc)[TILE_ROWS]) {
     constexpr bool OWN_BIAS = BIASED && !MINS && !VNNI; // else sums begin with what it does
-    constexpr int PART = SHORT ? SHORT : GROUP_SIZE;
+    constexpr int PART = GROUP_SIZE / std::max(SHORT_PARTS, 1);
     const char    * quants = t.quants;
     const int32_t * scales = t.scales;
     for (int64_t u = 0; u < n_units; ++u) {
@@ -368,7 +368,7 @@ void multiply_256(const tile & t, int64_t n_units, const char * const * y, float
             SB_UNROLL for (int v = 0; v < VECTORS && VNNI; ++v) {
                 const ivec scale = SB_LOAD(scales + v * LANES);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    sums[j][v] = SHORT ? add_pairs(sums[j][v], dots[j][v], scale) : SB(add_epi32)(sums[j][v], SB(mullo_epi32)(dots[j][v], scale));
+                    sums[j][v] = SHORT_PARTS ? add_pairs(sums[j][v], dots[j][v], scale) : SB(add_epi32)(sums[j][v], SB(mullo_epi32)(dots[j][v], scale));
                 }
             }
             quants += PART * TILE_ROWS;

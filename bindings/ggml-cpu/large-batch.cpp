@@ -50,7 +50,7 @@ constexpr int chain(int most, int own_scale) { // how many products of pairs 16 
 template <class T, int... n> kernel make_kernel_256(std::integer_sequence<int, n...>) {
     constexpr int own = T::OWN_SCALE;
     return { QK_K, own, sizeof(column_unit<QK_K>), prepare_unit_256<T>, unpack_256<T>,
-             { nullptr, multiply_256<own, short_sum<T>(), HAS_MIN<T>, in_tile<T>::BIAS != 0, in_tile<T>::SIGNED, VNNI ? 1 : chain(T::MOST, own), n + 1>... } };
+             { nullptr, multiply_256<own, short_parts<T>(), HAS_MIN<T>, in_tile<T>::BIAS != 0, in_tile<T>::SIGNED, VNNI ? 1 : chain(T::MOST, own), n + 1>... } };
 }
 
 template <class T, int... n> kernel make_kernel_32(std::integer_sequence<int, n...>) {
