@@ -33,8 +33,10 @@ CHOSEN = (
     "tests/regression/test_going_back.py::test_by_a_checkpoint_of_its_own[demo]",
     "tests/regression/test_variants.py::test_same_logits[demo_file]",
 )
-#: The text without drafts, at three depths: on the CPU that is emulated faster.
-MORE = {"neoverse-n1": ("tests/regression/test_greedy_parity.py::test_smallest_batches",)}
+#: The text without drafts, in the smallest batches: on the CPU that is emulated faster.
+MORE = {
+    "neoverse-n1": ("tests/regression/test_same_text.py::test_drafts_change_no_text[batches of 5]",)
+}
 MISSING = [
     name
     for name in ("cmake", "ninja", "aarch64-linux-gnu-g++", "qemu-aarch64", "apt-get", "dpkg")
