@@ -1,6 +1,6 @@
 """llama-cpp-python's high-level class, :class:`Llama`, with MTP on.
 
-It is a :class:`.Session` with the dicts of :mod:`.serve.answers`; docs/python.md has a table.
+It is a :class:`.Session` with the dicts of :mod:`.serve.answers`; see docs/llama-cpp-python.md.
 """
 
 from __future__ import annotations
