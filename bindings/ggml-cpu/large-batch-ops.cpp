@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 
 static std::atomic<bool> large_batch { true };
 
@@ -200,6 +201,49 @@ bool ggml_compute_forward_large_batch_concat(const ggml_compute_params * params,
                 }
                 transpose(lines, at(dst, n_before + first, row, i2, i3), dst->nb[1]);
             });
+        }
+    }
+    return true;
+}
+
+// Rows of tokens as they lie in memory, a few channels at a time. The graph may have given the memory of `x` to dst.
+bool ggml_compute_forward_large_batch_conv_silu(const ggml_compute_params * params, const ggml_tensor * concat, ggml_tensor * dst) {
+    constexpr int64_t CHANNELS = 256;
+    const ggml_tensor * conv = dst->src[0], * before = concat->src[0], * x = concat->src[1], * c = conv->src[1];
+    const int64_t width = c->ne[0], n_before = before->ne[0], n_channels = x->ne[1], n_tokens = conv->ne[1];
+    const auto overlap = [&](const ggml_tensor * t) {
+        return (char *) t->data < (char *) dst->data + ggml_nbytes(dst) && (char *) dst->data < (char *) t->data + ggml_nbytes(t);
+    };
+    const bool in_place = x->data == dst->data && x->nb[0] == dst->nb[1] && x->nb[2] == dst->nb[2];
+    if (!ggml_cpu_large_batch() || ggml_get_unary_op(dst) != GGML_UNARY_OP_SILU || conv->src[0] != concat || dst->src[0] != conv || n_tokens < FEW ||
+        ggml_get_op_params_i32(concat, 0) != 0 || n_before != width - 1 || width > FEW || n_channels % LANES || x->ne[3] != 1 || x->nb[1] != sizeof(float) ||
+        x->type != GGML_TYPE_F32 || before->type != GGML_TYPE_F32 || !is_floats(c) || !is_floats(dst) || overlap(before) || (overlap(x) && !in_place)) {
+        return false;
+    }
+    int64_t begin, end;
+    share(params, n_channels, LANES, begin, end);
+    alignas(64) float weights[FEW][CHANNELS], last[FEW][CHANNELS]; // inputs of the last tokens, each in the place of the one that it follows by `width`
+    for (int64_t seq = 0; seq < x->ne[2]; ++seq) {
+        for (int64_t channel = begin; channel < end; channel += CHANNELS) {
+            const int64_t n = std::min(CHANNELS, end - channel);
+            for (int64_t k = 0; k < width; ++k) {
+                for (int64_t i = 0; i < n; ++i) {
+                    weights[k][i] = *(const float *) at(c, k, channel + i);
+                    last[k][i]    = k < n_before ? *(const float *) at(before, k, channel + i, seq) : 0.0f;
+                }
+            }
+            for (int64_t token = 0; token < n_tokens; ++token) {
+                float * y = (float *) at(dst, channel, token, seq);
+                memcpy(last[(token + n_before) % width], at(x, token, channel, seq), n * sizeof(float));
+                for (int64_t i = 0; i < n; i += LANES) {
+                    fvec sum = SB(setzero_ps)();
+                    for (int64_t k = 0; k < width; ++k) {
+                        sum = SB(fmadd_ps)(load_floats(last[(token + k) % width] + i), load_floats(weights[k] + i), sum);
+                    }
+                    SB(storeu_ps)(y + i, sum);
+                }
+                ggml_vec_silu_f32((int) n, y, y);
+            }
         }
     }
     return true;
@@ -443,6 +487,7 @@ bool ggml_compute_forward_large_batch_delta_net(const ggml_compute_params * para
 
 bool ggml_compute_forward_large_batch_conv(const ggml_compute_params *, ggml_tensor *)   { return false; }
 bool ggml_compute_forward_large_batch_concat(const ggml_compute_params *, ggml_tensor *) { return false; }
+bool ggml_compute_forward_large_batch_conv_silu(const ggml_compute_params *, const ggml_tensor *, ggml_tensor *) { return false; }
 bool ggml_compute_forward_large_batch_mul(const ggml_compute_params *, ggml_tensor *)    { return false; }
 bool ggml_compute_forward_large_batch_delta_net(const ggml_compute_params *, ggml_tensor *) { return false; }
 bool ggml_delta_net_steps(const ggml_compute_params *, const ggml_delta_net_rows &) { return false; }

@@ -21,6 +21,8 @@ bool ggml_cpu_large_batch(void);
 bool ggml_compute_forward_large_batch_conv(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 // CONCAT of rows with rows that are transposed: what is convolved.
 bool ggml_compute_forward_large_batch_concat(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+// Both, and SILU of what is convolved, of many tokens: the bits of all three, of which only dst's are stored.
+bool ggml_compute_forward_large_batch_conv_silu(const struct ggml_compute_params * params, const struct ggml_tensor * concat, struct ggml_tensor * dst);
 // MUL of rows with a number for each.
 bool ggml_compute_forward_large_batch_mul(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 

@@ -35,6 +35,7 @@ void * ggml_mul(void * ctx, void * a, void * b);
 void * ggml_sum(void * ctx, void * a);
 void * ggml_transpose(void * ctx, void * a);
 void * ggml_concat(void * ctx, void * a, void * b, int dim);
+void * ggml_silu(void * ctx, void * a);
 void * ggml_ssm_conv(void * ctx, void * sx, void * c);
 void * ggml_get_rows(void * ctx, void * a, void * ids);
 void * ggml_reshape_4d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);

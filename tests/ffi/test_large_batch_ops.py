@@ -20,8 +20,10 @@ Doubles = npt.NDArray[np.float64]
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["on", "off"])
-def switched(kernels_on: None, request: pytest.FixtureRequest) -> None:
-    assert native.load().set_cpu_switch("large_batch", request.param)
+def switched(kernels_on: None, request: pytest.FixtureRequest) -> bool:
+    on: bool = request.param
+    assert native.load().set_cpu_switch("large_batch", on)
+    return on
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 5, 13, 15, 16, 17, 37, 64])
@@ -30,10 +32,17 @@ def switched(kernels_on: None, request: pytest.FixtureRequest) -> None:
 )
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_convolutions(
-    ggml: Ggml, n_tokens: int, n_channels: int, n_seqs: int, n_threads: int, side_by_side: bool
+    ggml: Ggml,
+    switched: bool,
+    n_tokens: int,
+    n_channels: int,
+    n_seqs: int,
+    n_threads: int,
+    side_by_side: bool,
 ) -> None:
     """What is convolved: the last values of each channel, and then those of the tokens, which come
-    with the channels side by side; or all of them come so."""
+    with the channels side by side; or all of them come so. With SILU behind them, the same bits,
+    and what is convolved is stored no more."""
     before, tokens = normal(n_seqs, n_channels, 3), normal(n_seqs, n_tokens, n_channels)
     weights = normal(n_channels, 4)
     with ggml.context(2**22) as ctx:
@@ -45,6 +54,12 @@ def test_convolutions(
         out = ggml.ggml_ssm_conv(ctx, both, ggml.tensor(ctx, weights))
         found = ggml.computed(ctx, out, n_threads).reshape(n_seqs, n_tokens, n_channels)
         joined = ggml.data(both).reshape(n_seqs, n_channels, 3 + n_tokens).copy()
+        apart = ggml.computed(ctx, ggml.ggml_silu(ctx, ggml.tensor(ctx, found)), n_threads)
+        ggml.data(both)[:] = 0
+        together = ggml.computed(ctx, ggml.ggml_silu(ctx, out), n_threads)
+        assert together.tobytes() == apart.tobytes()
+        at_once = switched and n_tokens >= 16 and n_channels % 16 == 0
+        assert not (at_once and ggml.data(both).any())
     right = np.concatenate([before, tokens.transpose(0, 2, 1)], axis=2)
     assert joined.tobytes() == right.tobytes()
     windows = np.lib.stride_tricks.sliding_window_view(right.astype(np.float64), 4, axis=2)
