@@ -11,7 +11,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,16 +61,15 @@ def terminal() -> bytes:
     """A chat with the demo model that sees, as SVG."""
     chat = f"stty cols 100; {PROGRAM} chat -m vision-demo -t 1 --stats"
     said = "/image docs/shapes.png\nWhat does the picture show?"
-    keys = f"(sleep 4; echo '{said}'; sleep 3; echo /exit)"
-    command = ["bash", "-c", f'{keys} | script -qec "{chat}" /dev/null']
-    out = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
+    keys = f"(sleep 4; echo '{said}'; sleep 3; echo /exit) | script -qec '{chat}' /dev/null"
+    out = subprocess.check_output(["bash", "-c", keys], cwd=ROOT, text=True)
     console = Console(record=True, width=100, file=io.StringIO())
     console.print("$ pyllama-mtp chat -m vision-demo --stats", highlight=False)
     for line in Text.from_ansi(out.replace("\r", "")).split():
         if line.plain.strip() and "loading the model" not in line.plain:
             console.print(line)
-    picture = console.export_svg(title="pyllama-mtp chat", unique_id="terminal")
-    return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.S).encode()
+    drawn = console.export_svg(title="pyllama-mtp chat", unique_id="terminal")
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S).encode()
 
 
 def screenshot(page: Path, height: int) -> bytes:
@@ -89,8 +87,8 @@ def server() -> bytes:
     at, question = "http://127.0.0.1:8099/v1/", "What is a list comprehension?"
     asked = {"messages": [{"role": "user", "content": question}], "temperature": 0, "stream": True}
     asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    with subprocess.Popen([PROGRAM, "serve", "--port", "8099", "-t", "1"]) as process:
-        time.sleep(9)
+    with subprocess.Popen([PROGRAM, "serve", "--port", "8099"], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()  # "serving ...": from now on
         body, kind = json.dumps(asked).encode(), {"Content-Type": "application/json"}
         said = urlopen(Request(f"{at}chat/completions", body, kind)).read().decode()
         models = urlopen(f"{at}models").read().decode()
@@ -113,6 +111,8 @@ def report() -> bytes:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv:
+        sys.exit(__doc__)
     for draw in (speed, context, terminal, server, report):
         name = f"{draw.__name__}.{'png' if draw in (server, report) else 'svg'}"
         if name in sys.argv or not sys.argv[1:]:
