@@ -47,7 +47,8 @@ _PARTS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="FILE", help="a .gguf file, or hf:OWNER/REPO[:QUANT]")
+    file = "a .gguf file, or hf:OWNER/REPO[:QUANT] (default: the bundled demo model)"
+    parser.add_argument("model", nargs="?", metavar="FILE", help=file)
     parser.add_argument(
         "--head", metavar="FILE|none", help="a .gguf file with the MTP head; see 'generate --help'"
     )
@@ -68,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the header and print the description."""
-    with described(args.model) as (file, told):
+    with described(args.model or str(options.model_path(args))) as (file, told):
         return _describe(args, file, told)
 
 

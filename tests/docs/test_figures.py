@@ -9,10 +9,11 @@ cells their text. FILE is relative to the repository.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import pictures
 import pytest
 from benchkit.speedpage import ratio_table
 
@@ -38,7 +39,7 @@ EXEMPT = (
     *("(0.7 GB)", "GBNF | 2; 0.5 |", "GBNF | 0.05; 0.5, and 1 for any", "(schemas: 1.5 GiB)"),
     *("busy for 5 s", "within 20 seconds", "20 seconds and three redirects", "| 600 s |"),
     *("10 seconds to answer", "after 5 s of computing", "for 2 s at most, GBNF for 0.5 s"),
-    *("than 50 ms a token (GBNF: 0.5 s)", "GBNF 1 s for a single", "none; 1 s in the shim"),
+    *("than 50 ms a token (GBNF: 0.5 s)", "a single token of 1 s", "none; 1 s in the shim"),
 )
 
 
@@ -146,3 +147,11 @@ def test_tables_are_those_of_the_samples(samples: str, page: str) -> None:
     folder = ROOT / "bench/results"
     made = ratio_table(bench.read(folder / f"{samples}.jsonl").cells)
     assert made in (folder / f"{page}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("draw", [pictures.speed, pictures.context])
+def test_figures_in_pictures_are_those_of_results(draw: Callable[[], bytes]) -> None:
+    """`python bench/pictures.py speed.svg context.svg` draws them again."""
+    there = (ROOT / f"docs/pictures/{draw.__name__}.svg").read_text(encoding="utf-8")
+    shown = re.compile(r">([^<>]*\d[^<>]*)</text>")
+    assert shown.findall(draw().decode()) == shown.findall(there) != []

@@ -11,6 +11,7 @@ from pyllama_mtp import Model, Settings
 from pyllama_mtp.errors import LibraryError
 from pyllama_mtp.llama.native import Library
 from pyllama_mtp.memory import resolve, simulate
+from pyllama_mtp.models.demo import demo_path
 
 from ..processes import Cli
 
@@ -21,6 +22,7 @@ def test_synth_then_inspect(cli: Cli, tmp_path: Path) -> None:
     out = cli("inspect", path, "--n-ctx", 512).out
     for text in ("qwen35moe", "8 (2 full attention, 6 recurrent)", "complete", "Q4_0", "synthetic"):
         assert text in out
+    assert str(demo_path()) in cli("inspect").out
 
 
 def test_inspect_says_what_a_step_reads_and_what_is_fast(
