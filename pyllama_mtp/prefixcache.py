@@ -75,12 +75,14 @@ class Place:
     """Where a prompt goes.
 
     Attributes:
+        request: whose prompt it is.
         sequence: it takes the prompt.
         start: from where on it could process the prompt by itself.
         source: has so much more of the prompt that it is copied; None: nothing has.
         n: tokens of the prompt that `source` has.
     """
 
+    request: Request
     sequence: Sequence
     start: Start
     source: Sequence | Stored | None = None
@@ -181,8 +183,8 @@ class PrefixCache:
         sequence = min(free, key=price)
         start = starts[sequence]
         if source is sequence or n < start.n + LONG_GRAPH:
-            return Place(sequence, start)
-        return Place(sequence, start, source, n)
+            return Place(request, sequence, start)
+        return Place(request, sequence, start, source, n)
 
     def _start(self, sequence: Sequence, request: Request) -> Start:
         """From where on a sequence can process a prompt."""
@@ -228,10 +230,10 @@ class PrefixCache:
 
     # -- how it gets there ---------------------------------------------------------------------
 
-    def bring(self, place: Place, request: Request) -> int:
-        """Have the place's sequence hold the beginning of a prompt and nothing else; a text that
+    def bring(self, place: Place) -> int:
+        """Have the place's sequence hold the beginning of its prompt and nothing else; a text that
         makes way is stored. Returns the tokens of the prompt that need not be processed."""
-        sequence, start, source = place.sequence, place.start, place.source
+        request, sequence, start, source = place.request, place.sequence, place.start, place.source
         text = self.store.take(source, place.n) if isinstance(source, Stored) else None
         moves = isinstance(source, Sequence) or text is not None
         parts = _loses(sequence, 0 if moves else start.n)  # the prompt, from another conversation
@@ -247,7 +249,7 @@ class PrefixCache:
             self.store.n_saved += place.n - start.n
             parts = len(text.tokens) - place.n >= TAIL
         elif isinstance(source, Sequence):
-            self._copy(source, sequence, place.n)
+            self._copy(source, sequence)
             source.checkpoints.parting, parts = place.n, True
         if moves:
             start = self._start(sequence, request)
@@ -277,16 +279,13 @@ class PrefixCache:
             self.remember(sequence)  # the end of a turn
         sequence.cut(n)
 
-    def _copy(self, source: Sequence, to: Sequence, n: int) -> None:
-        """Have a sequence begin with the first `n` tokens of another one; see :meth:`_elsewhere`.
-        They are in the caches once."""
+    def _copy(self, source: Sequence, to: Sequence) -> None:
+        """Have a sequence hold all that another one does; see :meth:`_elsewhere`. It is in the
+        caches once."""
         self.release(to)
-        self._target.copy(source.id, to.id, source.position(n))
+        self._target.copy(source.id, to.id)
         to.tokens, to.images = [*source.tokens], [*source.images]
-        to.cut(n)
-        to.checkpoints.take(source.checkpoints.kept, n)
-        if checkpoint := to.checkpoints.closest(n, False):
-            go_back(self._target, checkpoint.state, to.position(n), to.id)
+        to.checkpoints.take(source.checkpoints.kept)
 
     def remember(self, sequence: Sequence, row: KeptRow | None = None) -> None:
         """Add a checkpoint of a sequence as it is now; `row`: the last one of its prompt."""
@@ -343,5 +342,5 @@ class PrefixCache:
             raise PromptFileError("its state does not match its tokens", "")
         if text.draft is not None:
             self._head.load(sequence, text.draft, text.draft_n_past, text.carry)
-        sequence.checkpoints.take(text.checkpoints, len(text.tokens))
+        sequence.checkpoints.take(text.checkpoints)
         sequence.n_prompt = len(text.tokens)

@@ -133,8 +133,7 @@ class Scheduler:
             place = self._engine.prefixes.find(self._free, request)
             self._filling = sequence = place.sequence
             self._free.remove(sequence)
-            sequence.begin(request, self._total)
-            self._engine.enter(sequence, place)
+            self._engine.enter(place, self._total)
         _tell(request)
         return sequence
 

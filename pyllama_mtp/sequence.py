@@ -102,7 +102,6 @@ class Sequence:
         images: among them.
         used: when it was last given a prompt, and `n_prompt`: the tokens of that.
         cuts: where decodes of that prompt end, unless they are parts.
-        shared: tokens that the present prompt shares with another text that was processed.
         row: kept from when the prompt was processed before; chooses the first token.
         request: the present one, or the last.
         counts: its telemetry, and that of all sequences together.
@@ -130,7 +129,6 @@ class Sequence:
     used: float = 0.0
     n_prompt: int = 0
     cuts: list[int] = field(default_factory=list)
-    shared: int = 0
     row: KeptRow | None = None
     request: Request = field(init=False)
     counts: tuple[Telemetry, ...] = ()

@@ -316,8 +316,7 @@ class Session(Owned):
                 if sequence.tokens == tokens and engine.head.reach(sequence, n) == (n, n):
                     telemetry.n_prompt = telemetry.n_cached = n
                 else:
-                    sequence.begin(request)
-                    engine.enter(sequence, place)
+                    engine.enter(place)
                     while len(sequence.tokens) < n:
                         engine.prefill(sequence)
                         if on_progress:

@@ -682,13 +682,11 @@ class Context(Owned, OfThisProcess):
             self._image_ends[seq] = {at: end for at, end in ends.items() if at < start}
         return removed
 
-    def copy(self, source: int, to: int, end: int) -> None:
-        """Have a sequence that is empty share the positions below `end` of another one's caches.
-        Its recurrent state is the other's at that one's end. For a unified cache."""
-        self._image_ends[to] = {
-            last: after for last, after in self._image_ends.get(source, {}).items() if last < end
-        }
-        self.call(self._lib.pyllama_memory_seq_cp, source, to, end)
+    def copy(self, source: int, to: int) -> None:
+        """Have a sequence that is empty share another one's caches, and take its recurrent state.
+        For a unified cache."""
+        self._image_ends[to] = {**self._image_ends.get(source, {})}
+        self.call(self._lib.pyllama_memory_seq_cp, source, to, -1)
 
     def clear(self) -> None:
         """Empty the cache."""

@@ -86,6 +86,21 @@ def test_the_closest_checkpoint_is_used(
         assert got.telemetry.n_cached == max(cuts, default=0)
 
 
+@pytest.mark.parametrize(("n", "shared", "draft"), [(113, 90, True), (110, 110, False)])
+def test_what_is_of_a_text_that_is_gone_is_not_used(
+    demo: Model, text: list[int], gap: float, n: int, shared: int, draft: bool
+) -> None:
+    """The first prompt leaves a checkpoint at 80, and a draft cache of 110 positions. The second,
+    of `n` tokens, parts from it at 79; the third shares more than that with the second."""
+    with Session(demo, settings(3, prompt_sync="full", **EXACT)) as session:
+        run(session, text[:97])
+        assert len(cached(session)) == 110
+        second = [*text[:79], *text[120 : 41 + n]]
+        run(session, second, draft=draft)
+        got = check_like_fresh(session, [*second[:shared], *text[200:230]], gap)
+        assert got.telemetry.n_cached == 48
+
+
 def test_no_checkpoints_when_none_are_wanted(demo: Model, text: list[int], gap: float) -> None:
     with Session(demo, settings(3, checkpoints=0)) as session:
         run(session, text[:97])
