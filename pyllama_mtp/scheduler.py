@@ -272,4 +272,3 @@ def run_all(
                 request.answer.finish_reason = "interrupted"
                 engine.drafting.describe(request.answer.telemetry)
         engine.drafting.describe(total)
-        engine.count_traffic(total)
