@@ -39,7 +39,7 @@ from .promptfile import ProcessedPrompt
 from .request import rows_wanted
 from .sequence import Drafts, Sequence, shared_tokens
 from .settings import HEAD_TYPES, Settings
-from .telemetry import Telemetry
+from .telemetry import Telemetry, timed
 
 log = logging.getLogger("pyllama_mtp")
 
@@ -362,10 +362,9 @@ class Engine:
         scored = sequence.request.answer.prompt_logprobs
         if scored is not None:
             end = min(end, start + target.options.n_outputs_max)
-        if at_most is not None:
-            size = max(at_most, LONG_GRAPH)
-            if end - start >= size + LONG_GRAPH:  # less stays with what is before it
-                end = start + size
+        size = max(at_most or 0, LONG_GRAPH)
+        if at_most is not None and end - start >= size + LONG_GRAPH:  # less stays with this part
+            end = start + size
         part = np.array(prompt[start:end], dtype=np.int32)
         outputs = np.zeros(len(part), dtype=np.int8)
         outputs[-1] = end == len(prompt)
@@ -381,10 +380,8 @@ class Engine:
                 scored.append(top_logprobs(target.logits(row), token, n_best))
         sequence.batch, sequence.entry = part, 0
         if sequence.drafting and self.head.contexts:
-            began = time.perf_counter()
-            self.head.decoded([sequence], [len(part)])
-            for telemetry in sequence.counts:
-                telemetry.time_s["prompt_sync"] += time.perf_counter() - began
+            with timed("prompt_sync", *(one.time_s for one in sequence.counts)):
+                self.head.decoded([sequence], [len(part)])
         sequence.tokens += prompt[start:end]
         sequence.request.answer.telemetry.n_left = len(prompt) - end
         if keeps:
@@ -398,19 +395,16 @@ class Engine:
         start, request, image = len(sequence.tokens), sequence.request, placed.image
         end, first = min(placed.end, start + self.target.n_batch), sequence.position(placed.start)
         part = slice(start - placed.start, end - placed.start)
-        began = time.perf_counter()
-        after = first + image.n_positions
-        rows, positions = image.rows[part], first + image.positions[part]
-        self.target.decode_rows(rows, positions, after, sequence.id)
-        sequence.tokens += request.prompt[start:end]
-        if start == placed.start:
-            sequence.images.append(placed)
-        if end == placed.end:
-            self.prefixes.remember(sequence)  # another question about it may come
-            self.target.synchronize()  # or the time of the rows would count as the text's
-        for telemetry in sequence.counts:
-            took = time.perf_counter() - began
-            telemetry.time_s["image"] = telemetry.time_s.get("image", 0.0) + took
+        with timed("image", *(one.time_s for one in sequence.counts)):
+            after = first + image.n_positions
+            rows, positions = image.rows[part], first + image.positions[part]
+            self.target.decode_rows(rows, positions, after, sequence.id)
+            sequence.tokens += request.prompt[start:end]
+            if start == placed.start:
+                sequence.images.append(placed)
+            if end == placed.end:
+                self.prefixes.remember(sequence)  # another question about it may come
+                self.target.synchronize()  # or the time of the rows would count as the text's
         request.answer.telemetry.n_left = len(request.prompt) - end
         self.intact = True
 

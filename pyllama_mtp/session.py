@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import inspect
 import os
-import time
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -44,7 +43,7 @@ from .promptfile import ProcessedPrompt
 from .request import Limits, OnProgress, Options, Prompt, Request, make_request, tokens_of
 from .scheduler import run_all
 from .settings import MOST_TOKENS, Sampling, Settings
-from .telemetry import BatchTelemetry, Telemetry
+from .telemetry import BatchTelemetry, Telemetry, timed
 
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 Item = TypeVar("Item")
@@ -296,8 +295,7 @@ class Session(Owned):
         request = make_request(self.model, replace(text, entries=tokens), limits)
         telemetry = request.answer.telemetry
         if tokens:
-            began = time.perf_counter()
-            with engine.alone:
+            with engine.alone, timed("prefill_s", vars(telemetry)):
                 engine.begin()
                 place, n = engine.prefixes.find(engine.sequences, request), len(tokens)
                 sequence = place.sequence
@@ -311,7 +309,6 @@ class Session(Owned):
                             on_progress(len(sequence.tokens), n)
                     engine.drafting.begin(sequence)
                     engine.synchronize()
-            telemetry.prefill_s = time.perf_counter() - began
             engine.count_traffic(telemetry)
         return telemetry
 

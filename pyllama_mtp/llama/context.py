@@ -98,15 +98,8 @@ class Context(Owned, OfThisProcess):
         self._alone = Exclusive("a session or context")
         self.model, self.options = model, options
         self._refuse_options()
-        here = self.library.has_tap and not (model.on_gpu or model.rpc_servers)
-        auto = options.auto_threads and here and options.n_threads > 1
-        tiny = sum(model.info.step_types.values()) < TINY
-        first = [1 if tiny else None, None]  # of few rows, and of prompts
-        self._threads = [Threads(options.n_threads, n) for n in first] if auto else []
+        self._threads = self._own_threads()
         self._trace = Trace(self.library) if options.trace else None
-        self._interrupt = self._ffi.new("struct pyllama_interrupt *")
-        self._interrupt.poll = self._lib.pyllama_on_poll
-        self._interrupt.period_us = POLL_PERIOD_US
         self._weights = model.weights.hold()
         try:
             self._handle = self._create(target)
@@ -135,8 +128,20 @@ class Context(Owned, OfThisProcess):
                 f"{options.n_rs_seq + 2}"
             )
 
+    def _own_threads(self) -> list[Threads]:
+        """How many threads compute few rows, and prompts; empty: as many as `options` say."""
+        model, n = self.model, self.options.n_threads
+        here = self.library.has_tap and not (model.on_gpu or model.rpc_servers)
+        if not (self.options.auto_threads and here and n > 1):
+            return []
+        tiny = sum(model.info.step_types.values()) < TINY
+        return [Threads(n, 1 if tiny else None), Threads(n)]
+
     def _create(self, target: Context | None) -> Any:
         lib, options = self._lib, self.options
+        self._interrupt = self._ffi.new("struct pyllama_interrupt *")
+        self._interrupt.poll = lib.pyllama_on_poll
+        self._interrupt.period_us = POLL_PERIOD_US
         p = lib.llama_context_default_params()
         options.fill(lib, p)
         n_bytes = self.model.options.moe_cache_size
@@ -372,14 +377,34 @@ class Context(Owned, OfThisProcess):
     def _check(self, batch: Batch) -> None:
         """Refuse every batch on which a GGML_ASSERT would end the interpreter. Raises UsageError:
         the batch does not fit; the message says what would."""
-        n, options = len(batch.tokens), self.options
-        # Lists: for the few tokens of a round their minimum costs a tenth of what numpy's does.
-        places = batch.positions if batch.positions.ndim == 1 else batch.positions[:, 0]
-        positions, seqs = places.tolist(), batch.seqs.tolist()
+        n, options, model = len(batch.tokens), self.options, self.model
         if not 1 <= n <= self.n_batch:
             raise UsageError(f"a batch of {n} tokens; it must hold 1 to n_batch = {self.n_batch}")
-        if not len(positions) == len(seqs) == n:
-            raise UsageError(f"{len(positions)} positions and {len(seqs)} sequences for {n} tokens")
+        self._check_places(batch)
+        if batch.rows is None:
+            model.check_tokens(batch.tokens)
+        elif batch.rows.shape != (n, model.n_embd_inp):
+            raise UsageError(
+                f"rows of shape {batch.rows.shape} for a model that takes {(n, model.n_embd_inp)}"
+            )
+        rows = n - batch.outputs.tobytes().count(0)
+        if rows > options.n_outputs_max:
+            raise UsageError(
+                f"{rows} output rows; this context was made for {options.n_outputs_max}"
+            )
+        hidden, shape = batch.hidden, (n, model.n_embd)
+        if options.mtp_head != (hidden is not None):
+            raise UsageError(
+                "hidden rows belong to a context of the MTP block, and to every batch of one"
+            )
+        if hidden is not None and hidden.shape != shape:
+            raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
+
+    def _check_places(self, batch: Batch) -> None:
+        """Refuse positions and sequences that are not there; see :meth:`_check`."""
+        # Lists: for the few tokens of a round their minimum costs a tenth of what numpy's does.
+        places = batch.positions if batch.positions.ndim == 1 else batch.positions[:, 0]
+        positions, seqs, options = places.tolist(), batch.seqs.tolist(), self.options
         first, last = min(positions), max(positions)
         if first < 0 or last >= self.n_ctx:
             raise UsageError(
@@ -390,37 +415,15 @@ class Context(Owned, OfThisProcess):
                 f"sequences {min(seqs)} to {max(seqs)}; the context was made for "
                 f"{options.n_seq_max}"
             )
-        if not options.mtp_head:
-            # llama.cpp only warns, with M-RoPE. A context of the MTP block is its user's care.
-            starts = dict[int, int]()
-            for seq, at in zip(seqs, positions, strict=True):
-                starts[seq] = min(at, starts.get(seq, at))
-            for seq, start in starts.items():
-                if start > self.past(seq):
-                    raise UsageError(
-                        f"a batch at position {start}; the cache ends at {self.past(seq)}"
-                    )
-        if batch.rows is None:
-            self.model.check_tokens(batch.tokens)
-        elif batch.rows.shape != (n, self.model.n_embd_inp):
-            raise UsageError(
-                f"rows of shape {batch.rows.shape} for a model that takes "
-                f"{(n, self.model.n_embd_inp)}"
-            )
-        if batch.outputs.shape != (n,):
-            raise UsageError(f"{batch.outputs.shape} output marks for {n} tokens")
-        rows = n - batch.outputs.tobytes().count(0)
-        if rows > options.n_outputs_max:
-            raise UsageError(
-                f"{rows} output rows; this context was made for {options.n_outputs_max}"
-            )
-        hidden, shape = batch.hidden, (n, self.model.n_embd)
-        if options.mtp_head != (hidden is not None):
-            raise UsageError(
-                "hidden rows belong to a context of the MTP block, and to every batch of one"
-            )
-        if hidden is not None and hidden.shape != shape:
-            raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
+        if options.mtp_head:
+            return
+        # llama.cpp only warns, with M-RoPE. A context of the MTP block is its user's care.
+        starts = dict[int, int]()
+        for seq, at in zip(seqs, positions, strict=True):
+            starts[seq] = min(at, starts.get(seq, at))
+        for seq, start in starts.items():
+            if start > self.past(seq):
+                raise UsageError(f"a batch at position {start}; the cache ends at {self.past(seq)}")
 
     def decode_batch(self, batch: Batch) -> None:
         """Process a batch of any sequences; for the errors see :meth:`decode`."""
