@@ -83,15 +83,6 @@ def test_a_row_that_does_not_serve_is_computed_anew(
         )
 
 
-def test_a_third_prompt_starts_where_two_have_parted(demo: Model, text: list[int]) -> None:
-    ends = [text[200:240], text[250:280], text[300:310]]
-    starts = list[int]()
-    with Session(demo, settings(3, n_batch=512, n_ubatch=512)) as session:
-        for end in ends:
-            starts.append(run(session, [*text[:150], *end]).telemetry.n_cached)
-    assert starts == [0, 0, 150 - ALIKE]
-
-
 def test_another_last_message(demo: Model) -> None:
     """A chat goes on from before its last message, or from the end of the turn before."""
     system = {"role": "system", "content": "def f(x): return x + 1. " * 40}
