@@ -144,6 +144,7 @@ class Threads:
         self._usual: dict[Hashable, float] = {}  # seconds with `n` threads, by kind
         self._before = 0  # the number to go back to after a trial; 0: there is none
         self._next_trial = 0.0
+        self._spent, self._expected, self._calls = 0.0, 0.0, 0  # since the last look
         self._look()
 
     def took(self, kind: Hashable, seconds: float) -> None:

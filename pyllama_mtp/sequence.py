@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from .sampling.acceptance import Distribution, SyntheticAcceptance
 
 if TYPE_CHECKING:
     from .llama.batch import KeptRow, State
+    from .promptfile import ProcessedPrompt
     from .request import Request
     from .telemetry import Telemetry
 
@@ -58,29 +58,7 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     return low
 
 
-class Place(Protocol):
-    """Where an image is in a text: its tokens from `start` to before `end`."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
-
-
-class Text(Protocol):
-    """A text that was processed: a sequence's, or one that is stored."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """See :class:`Sequence`."""
-
-    @property
-    def images(self) -> Iterable[Place]:
-        """Images among them."""
-
-
-def shared_tokens(text: Text, prompt: list[int]) -> int:
+def shared_tokens(text: Sequence | ProcessedPrompt, prompt: list[int]) -> int:
     """How many tokens a prompt and a text have in common, at the beginning; a part of an image is
     no use."""
     n = common_prefix(text.tokens, prompt)
