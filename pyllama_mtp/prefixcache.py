@@ -43,8 +43,6 @@ log = logging.getLogger("pyllama_mtp")
 #: Newest checkpoints that stay on the device; and the environment variable that asks for what has
 #: not been measured on a GPU yet: bench/README.md, "On a GPU".
 ON_DEVICE, TRIAL = 2, "PYLLAMA_MTP_TRIAL"
-#: Of a context with_mtp, as its identity says it.
-_IN_TRUNK = "with the model"
 
 
 def go_back(target: Context, state: State | DeviceState, n_past: int, seq: int = SEQ) -> None:
@@ -105,7 +103,7 @@ def identity_of(target: Context, head: Drafter, settings: Settings) -> dict[str,
         "cache_type_v": settings.cache_type_v,
         "flash_attn": settings.flash_attn,
         "hidden": settings.hidden,
-        "mtp": _IN_TRUNK if target.options.with_mtp else name,
+        "mtp": "with the model" if target.options.with_mtp else name,
     }
 
 
@@ -216,7 +214,9 @@ class PrefixCache:
         where sequences share a cache."""
         if request.answer.prompt_logprobs is not None:
             return 0, None
-        best: tuple[int, Sequence | Stored | None] = self.store.find(request.prompt)
+        best: tuple[int, Sequence | Stored | None] = 0, None
+        if self.store.on:
+            best = self.store.find(request.prompt)
         if not self._target.options.unified or self._head.contexts or self._model.n_swa:
             return best
         for one in self.sequences:
