@@ -183,9 +183,6 @@ class Context(Owned, OfThisProcess):
         self.n_batch = int(lib.llama_n_batch(self._handle))
         self.n_ubatch = int(lib.llama_n_ubatch(self._handle))
         self.n_rs_seq = int(lib.llama_n_rs_seq(self._handle))
-        if options.tap != "off":
-            masked = options.tap == "outputs"
-            lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
         self.model.adapters.apply(self.call)
         if self._threads:
             lib.llama_set_n_threads(self._handle, *[self._threads[0].n] * 2)
@@ -193,9 +190,7 @@ class Context(Owned, OfThisProcess):
         self._tap_point = options.hidden
         if options.with_mtp:
             lib.llama_mtp_set_block_input(self._handle, self._native_point)
-        if options.need_embd_pre_norm and not self.call(
-            lib.pyllama_set_hidden_tap, self._native_point
-        ):
+        if not self.set_tap(True):
             architectures = ", ".join(name for name, one in ARCHITECTURES.items() if one.in_trunk)
             error = self.refusal("a hidden-state tap", "upstream's library has none")
             raise type(error)(f"{error}; the patched library has one for {architectures}")
@@ -583,14 +578,16 @@ class Context(Owned, OfThisProcess):
             return KeptRow(values=self.logits(row).copy())
         return KeptRow(self.argmax(row), *(self.candidates(row) if self.n_candidates else ()))
 
-    def set_tap(self, on: bool) -> None:
-        """Whether the next decodes leave hidden rows, if `options` ask for any."""
+    def set_tap(self, on: bool) -> bool:
+        """Whether the next decodes leave hidden rows, if `options` ask for any. False: this model
+        and library cannot."""
         if self.options.need_embd_pre_norm:
             point = self._native_point if on else self._lib.LLAMA_HIDDEN_TAP_NONE
-            self.call(self._lib.pyllama_set_hidden_tap, point)
-        elif self.options.tap != "off":
+            return bool(self.call(self._lib.pyllama_set_hidden_tap, point))
+        if self.options.tap != "off":
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
+        return True
 
     def set_tap_point(self, point: str) -> None:
         """Where the next decodes take hidden rows, and turn the tap on: "post-norm" or "pre-norm",
@@ -711,10 +708,7 @@ class Context(Owned, OfThisProcess):
             InsufficientMemoryError: there is no room for the state.
         """
         flags = self._state_flags(recurrent_only, on_device)
-        size = self._run(self._lib.pyllama_state_seq_get_size, seq, flags)
-        if size == 0:
-            self._raise_what_came()
-            raise self._state_error("saved")
+        size = self._state_call("saved", self._lib.pyllama_state_seq_get_size, seq, flags)
         data: State
         try:
             if size > LARGE_STATE and not recurrent_only and size > available_memory():
@@ -724,10 +718,8 @@ class Context(Owned, OfThisProcess):
             raise InsufficientMemoryError(f"no memory for a state of {size} bytes") from None
         # Released at once: an error keeps this frame, and the collector cannot free memory in use.
         with self._ffi.from_buffer("uint8_t[]", data) as target:
-            n = self._run(self._lib.pyllama_state_seq_get, target, size, seq, flags)
-        self._raise_what_came()
-        if n == 0:
-            raise self._state_error("saved")
+            get = self._lib.pyllama_state_seq_get
+            n = self._state_call("saved", get, target, size, seq, flags)
         self._rewind.pop(seq, None)  # what was pending has been taken in
         data = data[:n] if n < size else data
         if on_device:
@@ -762,20 +754,23 @@ class Context(Owned, OfThisProcess):
         if not recurrent_only:
             self._image_ends.pop(seq, None)
         with self._ffi.from_buffer("uint8_t[]", data) as source:  # see save_state()
-            n = self._run(self._lib.pyllama_state_seq_set, source, len(data), seq, flags)
-        self._raise_what_came()
-        if n == 0:
-            raise self._state_error("restored")
+            put = self._lib.pyllama_state_seq_set
+            self._state_call("restored", put, source, len(data), seq, flags)
 
     def _state_flags(self, recurrent_only: bool, on_device: bool) -> int:
         lib = self._lib
         flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
         return flags | (lib.LLAMA_STATE_SEQ_FLAGS_ON_DEVICE if on_device else 0)
 
-    def _state_error(self, what: str) -> PyllamaMtpError:
-        reason = native.reason(self._message)
-        kind = InsufficientMemoryError if native.short_of_memory(reason) else FatalDecodeError
-        return kind(f"the state cannot be {what}: {reason}")
+    def _state_call(self, what: str, function: Any, *arguments: Any) -> int:
+        """Call a function of the shim that is about a state: bytes of it."""
+        n = self._run(function, *arguments)
+        self._raise_what_came()
+        if n == 0:
+            reason = native.reason(self._message)
+            kind = InsufficientMemoryError if native.short_of_memory(reason) else FatalDecodeError
+            raise kind(f"the state cannot be {what}: {reason}")
+        return n
 
     # -- figures -------------------------------------------------------------------------------
 

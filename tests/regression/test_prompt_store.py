@@ -199,9 +199,9 @@ def test_the_least_recently_used_text_makes_way(demo: Model, texts: list[list[in
         assert run(session, texts[10]).telemetry.n_cached == 150
 
 
-def test_what_is_stored(demo: Model, texts: list[list[int]]) -> None:
+def test_what_is_stored(demo: Model, texts: list[list[int]], tmp_path: Path) -> None:
     """Not a text that goes on or gets another end, nor one of a few tokens; a long answer to a
-    short prompt is."""
+    short prompt is, and what comes from a file."""
     with Session(demo, settings(0, cache_ram=64)) as session:
         store = engine_of(session).prefixes.store
         run(session, texts[0])
@@ -214,6 +214,11 @@ def test_what_is_stored(demo: Model, texts: list[list[int]]) -> None:
         assert len(store) == 1
         run(session, texts[3])
         assert len(store) == 2
+        session.save(tmp_path / "prompt")
+        session.reset()
+        session.restore(tmp_path / "prompt")
+        run(session, texts[4])
+        assert len(store) == 1
 
 
 # -- in files --------------------------------------------------------------------------------------
