@@ -163,7 +163,6 @@ class PrefixCache:
         self._drafting.reset(sequence)
         sequence.checkpoints.clear()
         sequence.cut(0)
-        sequence.n_prompt = 0
 
     # -- where a prompt goes -------------------------------------------------------------------
 
