@@ -4,6 +4,7 @@ left their places, and that an earlier process has read."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from pyllama_mtp import Answer, BatchSession, Generation, Model, Sampling, Session
 from pyllama_mtp.checkpoints import ALIKE
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.errors import PromptFileError, UsageError
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 
 from ..marks import usual
@@ -219,6 +220,25 @@ def test_what_is_stored(demo: Model, texts: list[list[int]], tmp_path: Path) -> 
         session.restore(tmp_path / "prompt")
         run(session, texts[4])
         assert len(store) == 1
+
+
+def test_a_text_that_is_not_that_of_its_states_is_tried_once(
+    demo: Model, texts: list[list[int]], tmp_path: Path
+) -> None:
+    """Its states have seen a token less. What is not intact at the end is in no file."""
+    with Session(demo, settings(0, cache_ram=64, cache_dir=str(tmp_path))) as session:
+        run(session, texts[0])
+        text = session.copy()
+        wrong = replace(text, tokens=[*text.tokens, 5])
+        engine_of(session).prefixes.store.put(wrong)
+        run(session, texts[1])
+        goes_on = [*wrong.tokens, *texts[5][:20]]
+        with pytest.raises(PromptFileError, match="its state does not match its tokens"):
+            run(session, goes_on)
+        assert run(session, goes_on).telemetry.n_cached == len(text.tokens)
+        engine_of(session).prefixes.store.close()
+        engine_of(session).intact, stored = False, files(tmp_path)
+    assert files(tmp_path) == stored and len(stored) == 2
 
 
 # -- in files --------------------------------------------------------------------------------------
