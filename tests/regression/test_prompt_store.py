@@ -386,19 +386,23 @@ def test_images_are_stored_by_what_they_show(
         assert_same(again, wanted)
 
 
-def test_where_many_texts_part_stays_a_checkpoint(demo: Model, texts: list[list[int]]) -> None:
-    """Though the text goes on for long after it."""
+@pytest.mark.parametrize(("n_sequences", "grows"), [(2, 3), (3, 2), (3, 3)])
+def test_where_many_texts_part_stays_a_checkpoint(
+    demo: Model, texts: list[list[int]], n_sequences: int, grows: int
+) -> None:
+    """Though a text goes on for long after it: one in the place of another, one from which the
+    beginning was copied, or the copy."""
     begin = texts[0][:100]
-    with BatchSession(demo, settings(0, n_batch=512, n_ubatch=512), 2) as session:
+    with BatchSession(demo, settings(0, n_batch=512, n_ubatch=512), n_sequences) as session:
 
         def ask(prompt: list[int]) -> Answer:
             return session.generate([prompt], max_tokens=2, ignore_eos=True).run().results[0]
 
-        for other in texts[1:3]:
-            ask([*begin, *other[:80]])
-        goes_on = [*begin, *texts[3][:80]]
-        assert ask(goes_on).telemetry.n_cached == 100 - ALIKE
+        cached = [ask([*begin, *other[:80]]).telemetry.n_cached for other in texts[1:4]]
+        assert cached == [0, 0, 100 - ALIKE]
+        goes_on = [*begin, *texts[grows][:80]]
         for i in range(8):
             goes_on += [*ask(goes_on).tokens, *texts[4 + i][:30]]
-        ask(texts[15])  # takes the place of the other text with this beginning
+        for other in texts[15 : 14 + n_sequences]:
+            ask(other)  # takes the place of another text with this beginning
         assert ask([*begin, *texts[17][:80]]).telemetry.n_cached == 100 - ALIKE
