@@ -155,8 +155,8 @@ def _measure(engine: Engine, sequences: list[Sequence], trials: Trials) -> None:
 
 def _begin(engine: Engine, sequence: Sequence) -> Sequence:
     prompt = [(7 * i * i + 13 * i + 5) % engine.model.n_vocab for i in range(N_PROMPT)]
-    sequence.begin(make_request(engine.model, prompt, Limits(MOST_TOKENS, ignore_eos=True)))
-    engine.enter(sequence)
+    request = make_request(engine.model, prompt, Limits(MOST_TOKENS, ignore_eos=True))
+    engine.enter(engine.prefixes.find([sequence], request))
     while (row := engine.prefill(sequence)) is None:
         pass
     accept(engine, sequence, row)

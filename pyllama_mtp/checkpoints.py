@@ -138,12 +138,11 @@ class Checkpoints:
                 return checkpoint
         return None
 
-    def take(self, others: Iterable[Checkpoint], n_past: int) -> None:
-        """Have those of another text, whose first `n_past` tokens are this text."""
+    def take(self, others: Iterable[Checkpoint]) -> None:
+        """Have those of another text, which is now this text."""
         self.clear()
         for checkpoint in others:
-            if checkpoint.n_past <= n_past:
-                self.add(checkpoint)
+            self.add(checkpoint)
 
     def drop_above(self, n_past: int) -> None:
         """Drop the checkpoints after the first `n_past` tokens, to which the text was cut."""

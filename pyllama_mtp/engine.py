@@ -36,10 +36,10 @@ from .llama.vision import PlacedImage
 from .machine import waited_for_core
 from .prefixcache import Place, PrefixCache, go_back
 from .promptfile import ProcessedPrompt
-from .request import Request, rows_wanted
+from .request import rows_wanted
 from .sequence import Drafts, Sequence, shared_tokens
 from .settings import HEAD_TYPES, Settings
-from .telemetry import Telemetry
+from .telemetry import Telemetry, timed
 
 log = logging.getLogger("pyllama_mtp")
 
@@ -316,22 +316,23 @@ class Engine:
 
     # -- prefill -------------------------------------------------------------------------------
 
-    def enter(self, sequence: Sequence, place: Place | None = None) -> None:
-        """Have a sequence hold as much of its request's prompt as there is, and nothing else;
-        :meth:`prefill` follows. `place`: of the request, if it is known."""
-        self.intact, request = False, sequence.request
-        place = place or self.prefixes.find([sequence], request)
+    def enter(self, place: Place, *totals: Telemetry) -> Sequence:
+        """Have a place's sequence answer its request from now on, and hold as much of the prompt as
+        there is, and nothing else; :meth:`prefill` follows. Its figures count in `totals`, too."""
+        self.intact, request, sequence = False, place.request, place.sequence
+        sequence.begin(request, *totals)
         sequence.used = time.monotonic()
         sequence.drafting = request.limits.draft and self.depth > 0
         prompt, telemetry = request.prompt, request.answer.telemetry
         telemetry.synthetic_acceptance = self.settings.synthetic_acceptance
-        sequence.shared = max(shared_tokens(one, prompt) for one in self.sequences)
-        start = self.prefixes.bring(place, request)
+        shared = max(shared_tokens(one, prompt) for one in self.sequences)
+        start = self.prefixes.bring(place)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         telemetry.n_left = len(prompt) - start
-        sequence.cuts = [] if sequence.row else self._cuts(request, sequence, start)
+        sequence.cuts = [] if sequence.row else self._cuts(sequence, start, shared)
         sequence.n_prompt = len(prompt)
         self.intact = True
+        return sequence
 
     def prefill(self, sequence: Sequence, at_most: int | None = None) -> int | None:
         """Process the next part of the prompt, which begins with the sequence's tokens: one decode.
@@ -361,10 +362,9 @@ class Engine:
         scored = sequence.request.answer.prompt_logprobs
         if scored is not None:
             end = min(end, start + target.options.n_outputs_max)
-        if at_most is not None:
-            size = max(at_most, LONG_GRAPH)
-            if end - start >= size + LONG_GRAPH:  # less stays with what is before it
-                end = start + size
+        size = max(at_most or 0, LONG_GRAPH)
+        if at_most is not None and end - start >= size + LONG_GRAPH:  # less stays with this part
+            end = start + size
         part = np.array(prompt[start:end], dtype=np.int32)
         outputs = np.zeros(len(part), dtype=np.int8)
         outputs[-1] = end == len(prompt)
@@ -380,10 +380,8 @@ class Engine:
                 scored.append(top_logprobs(target.logits(row), token, n_best))
         sequence.batch, sequence.entry = part, 0
         if sequence.drafting and self.head.contexts:
-            began = time.perf_counter()
-            self.head.decoded([sequence], [len(part)])
-            for telemetry in sequence.counts:
-                telemetry.time_s["prompt_sync"] += time.perf_counter() - began
+            with timed("prompt_sync", *(one.time_s for one in sequence.counts)):
+                self.head.decoded([sequence], [len(part)])
         sequence.tokens += prompt[start:end]
         sequence.request.answer.telemetry.n_left = len(prompt) - end
         if keeps:
@@ -397,26 +395,24 @@ class Engine:
         start, request, image = len(sequence.tokens), sequence.request, placed.image
         end, first = min(placed.end, start + self.target.n_batch), sequence.position(placed.start)
         part = slice(start - placed.start, end - placed.start)
-        began = time.perf_counter()
-        after = first + image.n_positions
-        rows, positions = image.rows[part], first + image.positions[part]
-        self.target.decode_rows(rows, positions, after, sequence.id)
-        sequence.tokens += request.prompt[start:end]
-        if start == placed.start:
-            sequence.images.append(placed)
-        if end == placed.end:
-            self.prefixes.remember(sequence)  # another question about it may come
-            self.target.synchronize()  # or the time of the rows would count as the text's
-        for telemetry in sequence.counts:
-            took = time.perf_counter() - began
-            telemetry.time_s["image"] = telemetry.time_s.get("image", 0.0) + took
+        with timed("image", *(one.time_s for one in sequence.counts)):
+            after = first + image.n_positions
+            rows, positions = image.rows[part], first + image.positions[part]
+            self.target.decode_rows(rows, positions, after, sequence.id)
+            sequence.tokens += request.prompt[start:end]
+            if start == placed.start:
+                sequence.images.append(placed)
+            if end == placed.end:
+                self.prefixes.remember(sequence)  # another question about it may come
+                self.target.synchronize()  # or the time of the rows would count as the text's
         request.answer.telemetry.n_left = len(request.prompt) - end
         self.intact = True
 
-    def _cuts(self, request: Request, sequence: Sequence, start: int) -> list[int]:
-        """Where the prompt from `start` on is cut. A part is cut off only for a checkpoint that
-        stays until the prompt's end."""
-        target, prompt, turns = self.target, request.prompt, None
+    def _cuts(self, sequence: Sequence, start: int, shared: int) -> list[int]:
+        """Where the prompt from `start` on is cut, of which another text has had the first `shared`
+        tokens. A part is cut off only for a checkpoint that stays until the prompt's end."""
+        target, request, turns = self.target, sequence.request, None
+        prompt = request.prompt
         images = [image.end for image in request.images if start < image.end < len(prompt)]
         sizes = start, len(prompt), target.n_batch, target.n_ubatch
         if not sequence.checkpoints.limit:
@@ -425,7 +421,7 @@ class Engine:
             part = prompt[start:-1]
             ends = {token for token in {*part} if token >= 0 and self.model.is_end(token)}
             turns = [i for i, token in enumerate(part, start + 1) if token in ends]
-        parts = partings(start, len(prompt), sequence.shared, turns)
+        parts = partings(start, len(prompt), shared, turns)
         stay = sequence.checkpoints.survivors(boundaries(*sizes, sorted({*parts, *images})))
         return boundaries(*sizes, sorted({*stay.intersection(parts), *images}))
 

@@ -98,16 +98,18 @@ def _idle_ticks() -> dict[str, int]:
 
 # -- the number of threads -------------------------------------------------------------------------
 
-#: Seconds of a look at the machine, and of a trial of another number of threads.
+#: Seconds of computing in a look at the machine, and in a trial of another number of threads.
 WINDOW_S = 0.1
-#: Threads without a core, or idle cores, from which fewer or more threads are tried.
+#: Threads without a core, or idle cores, from which fewer or more threads are tried. A trial that
+#: has lost this part of a window is over.
 LOAD = 0.25
 #: Computations of fewer seconds may spend more of them waiting for each other than they gain.
 SHORT_S = 0.004
-#: More threads stay only if they are faster by this factor.
+#: Another number stays only if it is faster by this factor.
 GAIN = 1.03
-#: The pause after a trial, as a multiple of its time; three times as long after each one in vain.
-PAUSE = 20.0
+#: The pause after a trial, as a multiple of its time: after one that was faster, and one that was
+#: not.
+PAUSE, PAUSE_IN_VAIN = 20.0, 200.0
 
 
 def threads_beside(n: int, busy: float) -> int:
@@ -141,29 +143,29 @@ class Threads:
         self._sources = waited, idle, clock
         self._usual: dict[Hashable, float] = {}  # seconds with `n` threads, by kind
         self._before = 0  # the number to go back to after a trial; 0: there is none
-        self._pause, self._next_trial = PAUSE, 0.0
-        self._spent, self._expected, self._calls = 0.0, 0.0, 0
+        self._next_trial = 0.0
+        self._spent, self._expected, self._calls = 0.0, 0.0, 0  # since the last look
         self._look()
 
     def took(self, kind: Hashable, seconds: float) -> None:
         """Learn from a computation with `n` threads. Those of one `kind` do the same work."""
         usual, passed = self._usual.get(kind), self._sources[-1]() - self._marks[-1]
         self._calls += 1
-        if self._before:
-            if usual is not None and self._calls > 1:  # the first one wakes threads
-                self._spent, self._expected = self._spent + seconds, self._expected + usual
-            lost = self._spent - self._expected > WINDOW_S / 4
-            enough = max(self._spent, self._expected) >= WINDOW_S
-            others = passed > max(PAUSE * WINDOW_S, 4 * self._expected)  # of unknown kinds
-            if lost or (self._calls > 3 and (enough or others)):
-                self._end_trial(lost or enough)
+        several = self._calls >= 3
+        if not self._before:
+            self._usual[kind] = seconds if usual is None else usual + (seconds - usual) / 4
+            self._spent += seconds
+            if passed > 2 * self._spent:  # others may have waited between the computations
+                self._look()
+            elif several and self._spent >= WINDOW_S:
+                self._judge()
             return
-        self._usual[kind] = seconds if usual is None else usual + (seconds - usual) / 4
-        self._spent += seconds
-        if passed > 2 * self._spent:  # others may have waited between the computations
-            self._look()
-        elif self._calls >= 3 and self._spent >= WINDOW_S and self.most > 1:
-            self._judge()
+        if usual is not None and self._calls > 1:  # the first one wakes threads
+            self._spent, self._expected = self._spent + seconds, self._expected + usual
+        lost = self._spent - self._expected > LOAD * WINDOW_S
+        known = lost or (several and max(self._spent, self._expected) >= WINDOW_S)
+        if known or (several and passed > PAUSE * WINDOW_S):  # all were of unknown kinds
+            self._end_trial(known)
 
     def _look(self) -> list[float]:
         """Begin a window, or a trial: waited, idle and clock as of now."""
@@ -187,16 +189,13 @@ class Threads:
 
     def _end_trial(self, known: bool) -> None:
         """Keep the number that is faster; `known`: enough was computed to tell."""
-        took_s = max(self._spent, WINDOW_S)
-        gain = GAIN if self.n > self._before else 1.0
-        if known and self._expected > gain * self._spent:
-            self._pause = PAUSE
+        took_s, faster = max(self._spent, WINDOW_S), known and self._expected > GAIN * self._spent
+        if faster:
             self._usual.clear()
         else:
-            self._pause = min(3 * self._pause, 40 * PAUSE)
             self.n = self._before
         self._before = 0
-        self._next_trial = self._look()[-1] + self._pause * took_s
+        self._next_trial = self._look()[-1] + took_s * (PAUSE if faster else PAUSE_IN_VAIN)
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def resolve(settings: Settings, model: Model, n_sequences: int = 1, room: int = 
     resolved = _with_n_ctx(model, Resolved.of(model, settings, n_sequences), room)
     if auto and experts_on_gpus(model):
         large = replace(resolved, settings=replace(resolved.settings, n_ubatch=LARGE_N_UBATCH))
-        if _plenty(model, large) or _fits(model, large):
+        if _fits(model, large):
             return large
     return resolved
 
@@ -215,8 +215,6 @@ def why_ubatch(model: Model, n_ubatch: int) -> str:
 def _shortened(model: Model, resolved: Resolved, least: int) -> Resolved:
     """Halve `n_ctx`, but not below `least`, until it takes no more than its share of memory."""
     n_ctx = usual = resolved.settings.n_ctx
-    if _plenty(model, resolved):
-        return resolved
     while n_ctx > least and not _fits(model, resolved.with_n_ctx(n_ctx)):
         n_ctx = max(n_ctx // 2, least)
     if n_ctx < usual:
@@ -226,7 +224,7 @@ def _shortened(model: Model, resolved: Resolved, least: int) -> Resolved:
 
 def _fits(model: Model, resolved: Resolved) -> bool:
     """Whether the shares of free memory have room for everything but the loaded weights."""
-    return all(
+    return _plenty(model, resolved) or all(
         one.total - (0 if model.options.no_alloc else one.parts["weights"])
         <= one.free * (HOST_SHARE if one.name == HOST else SHARE)
         for one in simulate(model, resolved)

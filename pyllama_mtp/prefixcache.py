@@ -43,8 +43,6 @@ log = logging.getLogger("pyllama_mtp")
 #: Newest checkpoints that stay on the device; and the environment variable that asks for what has
 #: not been measured on a GPU yet: bench/README.md, "On a GPU".
 ON_DEVICE, TRIAL = 2, "PYLLAMA_MTP_TRIAL"
-#: Of a context with_mtp, as its identity says it.
-_IN_TRUNK = "with the model"
 
 
 def go_back(target: Context, state: State | DeviceState, n_past: int, seq: int = SEQ) -> None:
@@ -75,12 +73,14 @@ class Place:
     """Where a prompt goes.
 
     Attributes:
+        request: whose prompt it is.
         sequence: it takes the prompt.
         start: from where on it could process the prompt by itself.
         source: has so much more of the prompt that it is copied; None: nothing has.
         n: tokens of the prompt that `source` has.
     """
 
+    request: Request
     sequence: Sequence
     start: Start
     source: Sequence | Stored | None = None
@@ -103,7 +103,7 @@ def identity_of(target: Context, head: Drafter, settings: Settings) -> dict[str,
         "cache_type_v": settings.cache_type_v,
         "flash_attn": settings.flash_attn,
         "hidden": settings.hidden,
-        "mtp": _IN_TRUNK if target.options.with_mtp else name,
+        "mtp": "with the model" if target.options.with_mtp else name,
     }
 
 
@@ -163,7 +163,6 @@ class PrefixCache:
         self._drafting.reset(sequence)
         sequence.checkpoints.clear()
         sequence.cut(0)
-        sequence.n_prompt = 0
 
     # -- where a prompt goes -------------------------------------------------------------------
 
@@ -181,8 +180,8 @@ class PrefixCache:
         sequence = min(free, key=price)
         start = starts[sequence]
         if source is sequence or n < start.n + LONG_GRAPH:
-            return Place(sequence, start)
-        return Place(sequence, start, source, n)
+            return Place(request, sequence, start)
+        return Place(request, sequence, start, source, n)
 
     def _start(self, sequence: Sequence, request: Request) -> Start:
         """From where on a sequence can process a prompt."""
@@ -214,7 +213,9 @@ class PrefixCache:
         where sequences share a cache."""
         if request.answer.prompt_logprobs is not None:
             return 0, None
-        best: tuple[int, Sequence | Stored | None] = self.store.find(request.prompt)
+        best: tuple[int, Sequence | Stored | None] = 0, None
+        if self.store.on:
+            best = self.store.find(request.prompt)
         if not self._target.options.unified or self._head.contexts or self._model.n_swa:
             return best
         for one in self.sequences:
@@ -228,10 +229,10 @@ class PrefixCache:
 
     # -- how it gets there ---------------------------------------------------------------------
 
-    def bring(self, place: Place, request: Request) -> int:
-        """Have the place's sequence hold the beginning of a prompt and nothing else; a text that
+    def bring(self, place: Place) -> int:
+        """Have the place's sequence hold the beginning of its prompt and nothing else; a text that
         makes way is stored. Returns the tokens of the prompt that need not be processed."""
-        sequence, start, source = place.sequence, place.start, place.source
+        request, sequence, start, source = place.request, place.sequence, place.start, place.source
         text = self.store.take(source, place.n) if isinstance(source, Stored) else None
         moves = isinstance(source, Sequence) or text is not None
         parts = _loses(sequence, 0 if moves else start.n)  # the prompt, from another conversation
@@ -247,7 +248,7 @@ class PrefixCache:
             self.store.n_saved += place.n - start.n
             parts = len(text.tokens) - place.n >= TAIL
         elif isinstance(source, Sequence):
-            self._copy(source, sequence, place.n)
+            self._copy(source, sequence)
             source.checkpoints.parting, parts = place.n, True
         if moves:
             start = self._start(sequence, request)
@@ -277,16 +278,13 @@ class PrefixCache:
             self.remember(sequence)  # the end of a turn
         sequence.cut(n)
 
-    def _copy(self, source: Sequence, to: Sequence, n: int) -> None:
-        """Have a sequence begin with the first `n` tokens of another one; see :meth:`_elsewhere`.
-        They are in the caches once."""
+    def _copy(self, source: Sequence, to: Sequence) -> None:
+        """Have a sequence hold all that another one does; see :meth:`_elsewhere`. It is in the
+        caches once."""
         self.release(to)
-        self._target.copy(source.id, to.id, source.position(n))
+        self._target.copy(source.id, to.id)
         to.tokens, to.images = [*source.tokens], [*source.images]
-        to.cut(n)
-        to.checkpoints.take(source.checkpoints.kept, n)
-        if checkpoint := to.checkpoints.closest(n, False):
-            go_back(self._target, checkpoint.state, to.position(n), to.id)
+        to.checkpoints.take(source.checkpoints.kept)
 
     def remember(self, sequence: Sequence, row: KeptRow | None = None) -> None:
         """Add a checkpoint of a sequence as it is now; `row`: the last one of its prompt."""
@@ -343,5 +341,5 @@ class PrefixCache:
             raise PromptFileError("its state does not match its tokens", "")
         if text.draft is not None:
             self._head.load(sequence, text.draft, text.draft_n_past, text.carry)
-        sequence.checkpoints.take(text.checkpoints, len(text.tokens))
+        sequence.checkpoints.take(text.checkpoints)
         sequence.n_prompt = len(text.tokens)

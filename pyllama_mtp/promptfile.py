@@ -25,7 +25,7 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -343,12 +343,7 @@ def _read(
         what = "the file is empty" if not start else f"it starts with {start!r}"
         raise PromptFileError(f"{path}: not a processed prompt: {what}", path)
     with zipfile.ZipFile(file) as archive:
-        members = {member.filename: member for member in archive.infolist()}
-        size = os.fstat(file.fileno()).st_size
-        for name, member in members.items():  # before anything takes memory
-            stored = member.compress_type == zipfile.ZIP_STORED
-            if not (stored and member.file_size == member.compress_size < size):
-                raise ValueError(f"{name} is not stored as it is")
+        members = _listed(archive, os.fstat(file.fileno()).st_size)
         if HEADER not in members:
             raise PromptFileError(
                 f"{path}: not a processed prompt, or of another version: no {HEADER} in it", path
@@ -357,16 +352,14 @@ def _read(
             raise ValueError(f"its header has more than {MAX_HEADER} bytes")
         header = msgspec.convert(json.loads(archive.read(members.pop(HEADER))), _Header)
         compare(path, header.identity, identity)
-        sizes = {name: member.file_size for name, member in members.items()}
-        _check_sections(header, sizes)
-        _check_images(header.images, sizes["tokens"] // 4)
+        _check_sections(header, {name: member.file_size for name, member in members.items()})
         if not states:
             members = {"tokens": members["tokens"]}
-            sizes = {"tokens": sizes["tokens"]}
-        if (total := sum(sizes.values())) > available_memory():
+        total = sum(member.file_size for member in members.values())
+        if total > (free := available_memory()):
             raise InsufficientMemoryError(
-                f"{path} holds {total / 1e6:.1f} MB of states, "
-                f"{available_memory() / 1e6:.1f} MB of memory are available"
+                f"{path} holds {total / 1e6:.1f} MB of states, {free / 1e6:.1f} MB of memory are "
+                "available"
             )
         try:
             found = {name: _load(archive, member) for name, member in members.items()}
@@ -374,7 +367,6 @@ def _read(
             raise InsufficientMemoryError(
                 f"{path}: no memory for {total / 1e6:.1f} MB of states"
             ) from None
-    carry = found.get("carry")
     tokens = np.frombuffer(found["tokens"], dtype="<i4").tolist()
     for image in header.images:
         tokens[image.start : image.start + image.n_tokens] = [image.entry] * image.n_tokens
@@ -383,7 +375,7 @@ def _read(
         target=found.get("target", b""),
         draft=found.get("draft"),
         draft_n_past=header.draft_n_past if states else 0,
-        carry=None if carry is None else np.frombuffer(carry, "<f4").astype(np.float32),
+        carry=np.frombuffer(found["carry"], "<f4").copy() if "carry" in found else None,
         identity=header.identity,
         images=header.images,
         checkpoints=tuple(
@@ -392,34 +384,38 @@ def _read(
     )
 
 
-def _check_images(images: Sequence[SavedImage], n_tokens: int) -> None:
-    """Refuse images that are not one after the other within the tokens, or of impossible sizes."""
-    free = 0
-    for image in images:
-        if not (
-            free <= image.start < image.start + image.n_tokens <= n_tokens
-            and image.last < image.n_positions <= image.n_tokens
-        ):
-            raise ValueError(f"an image at {image.start} cannot be there")
-        free = image.start + image.n_tokens
+def _listed(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
+    """The members of an archive of so many bytes, by name, before anything takes memory."""
+    members = {member.filename: member for member in archive.infolist()}
+    for name, member in members.items():
+        stored = member.compress_type == zipfile.ZIP_STORED
+        if not (stored and member.file_size == member.compress_size < size):
+            raise ValueError(f"{name} is not stored as it is")
+    return members
 
 
 def _check_sections(header: _Header, sizes: Mapping[str, int]) -> None:
-    """Refuse members that differ from the header's list, or have an impossible size."""
+    """Refuse members that differ from the header's list, or have an impossible size; images that
+    are not one after the other within the tokens, or have one."""
     checkpoints = {one.name: one for one in header.checkpoints}
     known = {"tokens", "target", "draft", "carry", *checkpoints}
     needed = {"tokens", "target", *checkpoints}
     if [*sizes] != header.sections or not needed <= {*sizes} <= known:
         raise ValueError(f"it has {[*sizes]}, its header says {header.sections}")
-    before = 0
+    n_tokens, free, before = sizes["tokens"] // 4, 0, 0
+    for image in header.images:
+        within = free <= image.start < image.end <= n_tokens
+        if not (within and image.last < image.n_positions <= image.n_tokens):
+            raise ValueError(f"an image at {image.start} cannot be there")
+        free = image.end
     for name, one in checkpoints.items():
-        if one.size != sizes[name] or not before < one.n_past <= sizes["tokens"] // 4:
+        if one.size != sizes[name] or not before < one.n_past <= n_tokens:
             raise ValueError(f"{name} has {sizes[name]} bytes, and cannot be there")
         before = one.n_past
     for name in ("tokens", "carry"):
         if sizes.get(name, 0) % 4:
             raise ValueError(f"section {name} has {sizes[name]} bytes, not 4 each")
-    most = sizes["tokens"] // 4 if "draft" in sizes else 0
+    most = n_tokens if "draft" in sizes else 0
     if header.draft_n_past > most:
         raise ValueError(f"draft_n_past is {header.draft_n_past}, at most {most} is possible")
 

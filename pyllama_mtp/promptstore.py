@@ -174,8 +174,6 @@ class PromptStore:
     def find(self, prompt: list[int]) -> tuple[int, Stored | None]:
         """The stored text that most of a prompt can go on from, and the tokens of it."""
         best: tuple[int, Stored | None] = 0, None
-        if not self.on:
-            return best
         self._look()
         needs_state = self._model.is_recurrent or bool(self._model.n_swa)
         for one in self._texts.values():

@@ -44,14 +44,14 @@ def speculate(engine: Engine, sequences: list[Sequence]) -> dict[str, float]:
     """
     began, times = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
     engine.intact = False
-    with timed(times, "draft"):
+    with timed("draft", times):
         engine.drafting.draft(sequences)
-    with timed(times, "verify"):
+    with timed("verify", times):
         engine.verify(sequences)
-    with timed(times, "sampling"):
+    with timed("sampling", times):
         for sequence in sequences:
             accept(engine, sequence, sequence.entry)
-    with timed(times, "sync"):
+    with timed("sync", times):
         engine.roll_back(sequences)
         engine.drafting.accepted(sequences)
     engine.intact = True

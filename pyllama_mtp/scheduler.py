@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from .answer import TopLogprobs
@@ -16,7 +15,7 @@ from .errors import UsageError
 from .request import Request
 from .round import accept, speculate
 from .sequence import Sequence
-from .telemetry import BatchTelemetry, Pair, Telemetry
+from .telemetry import BatchTelemetry, Pair, timed
 
 #: While others are decoded, a part of a prompt takes as long as so many of their rounds; but see
 #: :meth:`.Engine.prefill` for the least part, which the first one is, whose time nobody knows.
@@ -129,12 +128,11 @@ class Scheduler:
 
     def _enter(self, request: Request) -> Sequence:
         """Give the request a sequence: now, when prompts before it can be copied."""
-        with _prefilling(request.answer.telemetry, self._total):
+        with timed("prefill_s", vars(request.answer.telemetry), vars(self._total)):
             place = self._engine.prefixes.find(self._free, request)
             self._filling = sequence = place.sequence
             self._free.remove(sequence)
-            sequence.begin(request, self._total)
-            self._engine.enter(sequence, place)
+            self._engine.enter(place, self._total)
         _tell(request)
         return sequence
 
@@ -143,7 +141,7 @@ class Scheduler:
         request, total = sequence.request, self._total
         telemetry = request.answer.telemetry
         at_most = self._part()
-        with _prefilling(*sequence.counts):
+        with timed("prefill_s", *map(vars, sequence.counts)):
             began, n_before = time.perf_counter(), len(sequence.tokens)
             row = self._engine.prefill(sequence, at_most)
             if at_most is not None and (n := len(sequence.tokens) - n_before):
@@ -239,18 +237,6 @@ def _tell(request: Request) -> None:
         request.on_progress(telemetry.n_prompt - telemetry.n_left, telemetry.n_prompt)
 
 
-@contextmanager
-def _prefilling(*telemetries: Telemetry) -> Iterator[None]:
-    """Adds the time of its block to `prefill_s` of each."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:  # time that ends in an interruption counts, too
-        seconds = time.perf_counter() - began
-        for telemetry in telemetries:
-            telemetry.prefill_s += seconds
-
-
 def run_all(
     engine: Engine, requests: list[Request], total: BatchTelemetry
 ) -> Generator[Progress, None, None]:
@@ -273,4 +259,3 @@ def run_all(
                 request.answer.finish_reason = "interrupted"
                 engine.drafting.describe(request.answer.telemetry)
         engine.drafting.describe(total)
-        engine.count_traffic(total)

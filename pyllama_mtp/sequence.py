@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from .sampling.acceptance import Distribution, SyntheticAcceptance
 
 if TYPE_CHECKING:
     from .llama.batch import KeptRow, State
+    from .promptfile import ProcessedPrompt
     from .request import Request
     from .telemetry import Telemetry
 
@@ -58,29 +58,7 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     return low
 
 
-class Place(Protocol):
-    """Where an image is in a text: its tokens from `start` to before `end`."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
-
-
-class Text(Protocol):
-    """A text that was processed: a sequence's, or one that is stored."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """See :class:`Sequence`."""
-
-    @property
-    def images(self) -> Iterable[Place]:
-        """Images among them."""
-
-
-def shared_tokens(text: Text, prompt: list[int]) -> int:
+def shared_tokens(text: Sequence | ProcessedPrompt, prompt: list[int]) -> int:
     """How many tokens a prompt and a text have in common, at the beginning; a part of an image is
     no use."""
     n = common_prefix(text.tokens, prompt)
@@ -102,7 +80,6 @@ class Sequence:
         images: among them.
         used: when it was last given a prompt, and `n_prompt`: the tokens of that.
         cuts: where decodes of that prompt end, unless they are parts.
-        shared: tokens that the present prompt shares with another text that was processed.
         row: kept from when the prompt was processed before; chooses the first token.
         request: the present one, or the last.
         counts: its telemetry, and that of all sequences together.
@@ -130,7 +107,6 @@ class Sequence:
     used: float = 0.0
     n_prompt: int = 0
     cuts: list[int] = field(default_factory=list)
-    shared: int = 0
     row: KeptRow | None = None
     request: Request = field(init=False)
     counts: tuple[Telemetry, ...] = ()

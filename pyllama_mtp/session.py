@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import inspect
 import os
-import time
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -44,18 +43,11 @@ from .promptfile import ProcessedPrompt
 from .request import Limits, OnProgress, Options, Prompt, Request, make_request, tokens_of
 from .scheduler import run_all
 from .settings import MOST_TOKENS, Sampling, Settings
-from .telemetry import BatchTelemetry, Telemetry
+from .telemetry import BatchTelemetry, Telemetry, timed
 
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-
-
-def usable_settings(model: Model, settings: Settings | None) -> Settings:
-    """The settings of a session; None: the default ones. Raises UsageError for another type."""
-    instance("model", model, Model, "a Model; open a file with Model(path)")
-    given = Settings() if settings is None else settings
-    return instance("settings", given, Settings, "Settings(...), or None")
 
 
 async def _from_thread(pieces: Iterator[Item], stop: Callable[[], None]) -> AsyncIterator[Item]:
@@ -76,7 +68,21 @@ async def _from_thread(pieces: Iterator[Item], stop: Callable[[], None]) -> Asyn
 class _Running(Generic[Item]):
     """A generation that gives items: iterate over it (`for`, `async for`), or run it."""
 
+    telemetry: Telemetry
+    _requests: list[Request]
     _pieces: Generator[Item, None, None]
+
+    def _item(self, request: Request, piece: Piece) -> Item:
+        """What iterating gives for a piece of a request's text."""
+        raise NotImplementedError
+
+    def _generate(self, engine: Engine, total: BatchTelemetry) -> Generator[Item, None, None]:
+        try:
+            for progress in run_all(engine, self._requests, total):
+                for piece in progress.pieces:
+                    yield self._item(progress.request, piece)
+        finally:
+            engine.count_traffic(self.telemetry)
 
     def __iter__(self) -> Iterator[Item]:
         return self._pieces
@@ -95,6 +101,8 @@ class _Running(Generic[Item]):
         """End the generation between two pieces; the session can go on from here. Incomplete
         answers are "interrupted"."""
         self._pieces.close()
+        for answer in (request.answer for request in self._requests):
+            answer.finish_reason = answer.finish_reason or "interrupted"
 
 
 class Generation(_Running[Piece], Answer):
@@ -105,26 +113,17 @@ class Generation(_Running[Piece], Answer):
         self._finish()
         return self
 
-    def stop(self) -> None:
-        """See :meth:`_Running.stop`."""
-        if self.finish_reason is None:
-            super().stop()
-            self.finish_reason = "interrupted"
-
     @staticmethod
     def of(engine: Engine, request: Request) -> Generation:
         """The generation that answers this request."""
         made = request.answer
         assert isinstance(made, Generation)
-        made._pieces = made._generate(engine, request)
+        made._requests = [request]
+        made._pieces = made._generate(engine, BatchTelemetry())
         return made
 
-    def _generate(self, engine: Engine, request: Request) -> Generator[Piece, None, None]:
-        try:
-            for progress in run_all(engine, [request], BatchTelemetry()):
-                yield from progress.pieces
-        finally:
-            engine.count_traffic(self.telemetry)
+    def _item(self, request: Request, piece: Piece) -> Piece:
+        return piece
 
 
 class Answers(list[Answer]):
@@ -158,7 +157,9 @@ class BatchGeneration(_Running[tuple[int, Piece]]):
         self.results = Answers(request.answer for request in requests)
         self.telemetry = BatchTelemetry(synthetic_acceptance=engine.settings.synthetic_acceptance)
         self.results.telemetry = self.telemetry
-        self._pieces = self._generate(engine, requests)
+        self._requests = requests
+        self._numbers = {request: i for i, request in enumerate(requests)}
+        self._pieces = self._generate(engine, self.telemetry)
 
     def __iter__(self) -> Iterator[tuple[int, Piece]]:
         """Raises UsageError: the generation has ended."""
@@ -171,13 +172,8 @@ class BatchGeneration(_Running[tuple[int, Piece]]):
         self._finish()
         return self.results
 
-    def _generate(
-        self, engine: Engine, requests: list[Request]
-    ) -> Generator[tuple[int, Piece], None, None]:
-        number = {request: i for i, request in enumerate(requests)}
-        for progress in run_all(engine, requests, self.telemetry):
-            for piece in progress.pieces:
-                yield number[progress.request], piece
+    def _item(self, request: Request, piece: Piece) -> tuple[int, Piece]:
+        return self._numbers[request], piece
 
 
 class Session(Owned):
@@ -210,7 +206,9 @@ class Session(Owned):
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
         self.vision = vision if vision is None else instance("vision", vision, Vision, "a Vision")
-        self.model, self.settings = model, usable_settings(model, settings)
+        self.model = instance("model", model, Model, "a Model; open a file with Model(path)")
+        settings = Settings() if settings is None else settings
+        self.settings = instance("settings", settings, Settings, "Settings(...), or None")
         n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
         room = whole("room", room, 0, MOST_TOKENS, f"from 0 (not known) to {MOST_TOKENS} tokens")
         resolved = resolve(self.settings, model, n, room)
@@ -223,15 +221,6 @@ class Session(Owned):
         """Length that each sequence may have, in tokens."""
         return self._engine.n_ctx
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises UsageError: none, more than there is room for, or see
-        :func:`.tokens_of`."""
-        if isinstance(prompt, ImagePrompt):
-            raise UsageError("prompts with images are not taken here; give text or token ids")
-        tokens = tokens_of(self.model, prompt)
-        self._check_length(len(tokens))
-        return tokens
-
     def _check_length(self, n_tokens: int) -> None:
         if n_tokens > self.n_ctx:
             raise UsageError(
@@ -239,13 +228,14 @@ class Session(Owned):
                 "shorten it or use a longer n_ctx (--n-ctx)"
             )
 
-    def _prompt(self, prompt: Prompt | ImagePrompt, draft: bool) -> list[int] | ImagePrompt:
-        """Token ids of a prompt, or a prompt with images. Raises UsageError."""
+    def _prompt(self, prompt: Prompt | ImagePrompt, draft: bool) -> ImagePrompt:
+        """A prompt's entries. Raises UsageError: none, more than there is room for, or see
+        :func:`.tokens_of`."""
         if not isinstance(prompt, ImagePrompt):
-            return self._tokens(prompt)
-        if draft:
+            prompt = ImagePrompt(tokens_of(self.model, prompt))
+        elif draft:
             self._engine.head.check_images()
-        self._check_length(len(prompt))
+        self._check_length(len(prompt.entries))
         return prompt
 
     def _request(
@@ -257,8 +247,8 @@ class Session(Owned):
         kind: type[Answer] = Answer,
     ) -> Request:
         """The request for a prompt; see :func:`.make_request`."""
-        entries = self._prompt(prompt, limits.draft)
-        return make_request(self.model, entries, limits, sampling, told, kind)
+        text = self._prompt(prompt, limits.draft)
+        return make_request(self.model, text, limits, sampling, told, kind)
 
     def _turn(
         self,
@@ -300,31 +290,25 @@ class Session(Owned):
             Figures of the prefill.
         """
         limits = Limits(1, draft=flag("draft", draft))
-        tokens, engine = self._prompt(prompt, limits.draft), self._engine
-        if isinstance(tokens, ImagePrompt):
-            tokens = replace(tokens, entries=tokens.entries[:-1])
-        else:
-            tokens = tokens[:-1]
-        request = make_request(self.model, tokens, limits)
+        text, engine = self._prompt(prompt, limits.draft), self._engine
+        tokens = text.entries[:-1]
+        request = make_request(self.model, replace(text, entries=tokens), limits)
         telemetry = request.answer.telemetry
         if tokens:
-            began = time.perf_counter()
-            with engine.alone:
+            with engine.alone, timed("prefill_s", vars(telemetry)):
                 engine.begin()
                 place, n = engine.prefixes.find(engine.sequences, request), len(tokens)
                 sequence = place.sequence
                 if sequence.tokens == tokens and engine.head.reach(sequence, n) == (n, n):
                     telemetry.n_prompt = telemetry.n_cached = n
                 else:
-                    sequence.begin(request)
-                    engine.enter(sequence, place)
+                    engine.enter(place)
                     while len(sequence.tokens) < n:
                         engine.prefill(sequence)
                         if on_progress:
                             on_progress(len(sequence.tokens), n)
                     engine.drafting.begin(sequence)
                     engine.synchronize()
-            telemetry.prefill_s = time.perf_counter() - began
             engine.count_traffic(telemetry)
         return telemetry
 
@@ -353,7 +337,9 @@ class Session(Owned):
         """
         words(*POINTS).check("point", point)
         words(*ROWS).check("rows", rows)
-        tokens = self._tokens(prompt)
+        if isinstance(prompt, ImagePrompt):
+            raise UsageError("prompts with images are not taken here; give text or token ids")
+        tokens = self._prompt(prompt, draft=False).entries
         with self._engine.alone:
             self._engine.target.handle  # noqa: B018 - refused if the session is closed
             return self._hidden_states.of(tokens, point, rows)

@@ -10,18 +10,20 @@ PHASES = ("draft", "verify", "sync", "sampling")
 
 
 class timed:  # noqa: N801 - used like a function
-    """A block whose seconds are added to `times[phase]`, whatever ends it."""
+    """A block whose seconds are added to `name` of each of `times`, whatever ends it."""
 
-    __slots__ = ("_began", "_phase", "_times")
+    __slots__ = ("_began", "_name", "_times")
 
-    def __init__(self, times: dict[str, float], phase: str) -> None:
-        self._times, self._phase = times, phase
+    def __init__(self, name: str, *times: dict[str, Any]) -> None:
+        self._name, self._times = name, times
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._times[self._phase] += time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._began
+        for times in self._times:
+            times[self._name] = times.get(self._name, 0.0) + seconds
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import UsageError
+
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 State = bytes | bytearray | memoryview  # of a sequence, or of its recurrent layers
@@ -16,7 +18,7 @@ SEQ = 0  # the sequence of a driver that has one
 
 @dataclass(eq=False)
 class Batch:
-    """Tokens of any sequences.
+    """Tokens of any sequences. Raises UsageError: arrays of different lengths.
 
     Attributes:
         tokens, positions, seqs: [n] int32: ids, positions, sequence ids. A sequence's positions
@@ -43,6 +45,11 @@ class Batch:
             self.hidden = np.ascontiguousarray(self.hidden, dtype=np.float32)
         if self.rows is not None:
             self.rows = np.ascontiguousarray(self.rows, dtype=np.float32)
+        n, places, seqs = len(self.tokens), len(self.positions), len(self.seqs)
+        if not places == seqs == n:
+            raise UsageError(f"{places} positions and {seqs} sequences for {n} tokens")
+        if self.outputs.shape != (n,):
+            raise UsageError(f"{self.outputs.shape} output marks for {n} tokens")
 
     def view(self, ffi: Any, n_embd: int) -> tuple[Any, list[Any]]:
         """A ``struct pyllama_batch`` on these arrays, and objects that must outlive it."""

@@ -98,15 +98,8 @@ class Context(Owned, OfThisProcess):
         self._alone = Exclusive("a session or context")
         self.model, self.options = model, options
         self._refuse_options()
-        here = self.library.has_tap and not (model.on_gpu or model.rpc_servers)
-        auto = options.auto_threads and here and options.n_threads > 1
-        tiny = sum(model.info.step_types.values()) < TINY
-        first = [1 if tiny else None, None]  # of few rows, and of prompts
-        self._threads = [Threads(options.n_threads, n) for n in first] if auto else []
+        self._threads = self._own_threads()
         self._trace = Trace(self.library) if options.trace else None
-        self._interrupt = self._ffi.new("struct pyllama_interrupt *")
-        self._interrupt.poll = self._lib.pyllama_on_poll
-        self._interrupt.period_us = POLL_PERIOD_US
         self._weights = model.weights.hold()
         try:
             self._handle = self._create(target)
@@ -135,8 +128,20 @@ class Context(Owned, OfThisProcess):
                 f"{options.n_rs_seq + 2}"
             )
 
+    def _own_threads(self) -> list[Threads]:
+        """How many threads compute few rows, and prompts; empty: as many as `options` say."""
+        model, n = self.model, self.options.n_threads
+        here = self.library.has_tap and not (model.on_gpu or model.rpc_servers)
+        if not (self.options.auto_threads and here and n > 1):
+            return []
+        tiny = sum(model.info.step_types.values()) < TINY
+        return [Threads(n, 1 if tiny else None), Threads(n)]
+
     def _create(self, target: Context | None) -> Any:
         lib, options = self._lib, self.options
+        self._interrupt = self._ffi.new("struct pyllama_interrupt *")
+        self._interrupt.poll = lib.pyllama_on_poll
+        self._interrupt.period_us = POLL_PERIOD_US
         p = lib.llama_context_default_params()
         options.fill(lib, p)
         n_bytes = self.model.options.moe_cache_size
@@ -178,9 +183,6 @@ class Context(Owned, OfThisProcess):
         self.n_batch = int(lib.llama_n_batch(self._handle))
         self.n_ubatch = int(lib.llama_n_ubatch(self._handle))
         self.n_rs_seq = int(lib.llama_n_rs_seq(self._handle))
-        if options.tap != "off":
-            masked = options.tap == "outputs"
-            lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
         self.model.adapters.apply(self.call)
         if self._threads:
             lib.llama_set_n_threads(self._handle, *[self._threads[0].n] * 2)
@@ -188,9 +190,7 @@ class Context(Owned, OfThisProcess):
         self._tap_point = options.hidden
         if options.with_mtp:
             lib.llama_mtp_set_block_input(self._handle, self._native_point)
-        if options.need_embd_pre_norm and not self.call(
-            lib.pyllama_set_hidden_tap, self._native_point
-        ):
+        if not self.set_tap(True):
             architectures = ", ".join(name for name, one in ARCHITECTURES.items() if one.in_trunk)
             error = self.refusal("a hidden-state tap", "upstream's library has none")
             raise type(error)(f"{error}; the patched library has one for {architectures}")
@@ -372,14 +372,34 @@ class Context(Owned, OfThisProcess):
     def _check(self, batch: Batch) -> None:
         """Refuse every batch on which a GGML_ASSERT would end the interpreter. Raises UsageError:
         the batch does not fit; the message says what would."""
-        n, options = len(batch.tokens), self.options
-        # Lists: for the few tokens of a round their minimum costs a tenth of what numpy's does.
-        places = batch.positions if batch.positions.ndim == 1 else batch.positions[:, 0]
-        positions, seqs = places.tolist(), batch.seqs.tolist()
+        n, options, model = len(batch.tokens), self.options, self.model
         if not 1 <= n <= self.n_batch:
             raise UsageError(f"a batch of {n} tokens; it must hold 1 to n_batch = {self.n_batch}")
-        if not len(positions) == len(seqs) == n:
-            raise UsageError(f"{len(positions)} positions and {len(seqs)} sequences for {n} tokens")
+        self._check_places(batch)
+        if batch.rows is None:
+            model.check_tokens(batch.tokens)
+        elif batch.rows.shape != (n, model.n_embd_inp):
+            raise UsageError(
+                f"rows of shape {batch.rows.shape} for a model that takes {(n, model.n_embd_inp)}"
+            )
+        rows = n - batch.outputs.tobytes().count(0)
+        if rows > options.n_outputs_max:
+            raise UsageError(
+                f"{rows} output rows; this context was made for {options.n_outputs_max}"
+            )
+        hidden, shape = batch.hidden, (n, model.n_embd)
+        if options.mtp_head != (hidden is not None):
+            raise UsageError(
+                "hidden rows belong to a context of the MTP block, and to every batch of one"
+            )
+        if hidden is not None and hidden.shape != shape:
+            raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
+
+    def _check_places(self, batch: Batch) -> None:
+        """Refuse positions and sequences that are not there; see :meth:`_check`."""
+        # Lists: for the few tokens of a round their minimum costs a tenth of what numpy's does.
+        places = batch.positions if batch.positions.ndim == 1 else batch.positions[:, 0]
+        positions, seqs, options = places.tolist(), batch.seqs.tolist(), self.options
         first, last = min(positions), max(positions)
         if first < 0 or last >= self.n_ctx:
             raise UsageError(
@@ -390,37 +410,15 @@ class Context(Owned, OfThisProcess):
                 f"sequences {min(seqs)} to {max(seqs)}; the context was made for "
                 f"{options.n_seq_max}"
             )
-        if not options.mtp_head:
-            # llama.cpp only warns, with M-RoPE. A context of the MTP block is its user's care.
-            starts = dict[int, int]()
-            for seq, at in zip(seqs, positions, strict=True):
-                starts[seq] = min(at, starts.get(seq, at))
-            for seq, start in starts.items():
-                if start > self.past(seq):
-                    raise UsageError(
-                        f"a batch at position {start}; the cache ends at {self.past(seq)}"
-                    )
-        if batch.rows is None:
-            self.model.check_tokens(batch.tokens)
-        elif batch.rows.shape != (n, self.model.n_embd_inp):
-            raise UsageError(
-                f"rows of shape {batch.rows.shape} for a model that takes "
-                f"{(n, self.model.n_embd_inp)}"
-            )
-        if batch.outputs.shape != (n,):
-            raise UsageError(f"{batch.outputs.shape} output marks for {n} tokens")
-        rows = n - batch.outputs.tobytes().count(0)
-        if rows > options.n_outputs_max:
-            raise UsageError(
-                f"{rows} output rows; this context was made for {options.n_outputs_max}"
-            )
-        hidden, shape = batch.hidden, (n, self.model.n_embd)
-        if options.mtp_head != (hidden is not None):
-            raise UsageError(
-                "hidden rows belong to a context of the MTP block, and to every batch of one"
-            )
-        if hidden is not None and hidden.shape != shape:
-            raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
+        if options.mtp_head:
+            return
+        # llama.cpp only warns, with M-RoPE. A context of the MTP block is its user's care.
+        starts = dict[int, int]()
+        for seq, at in zip(seqs, positions, strict=True):
+            starts[seq] = min(at, starts.get(seq, at))
+        for seq, start in starts.items():
+            if start > self.past(seq):
+                raise UsageError(f"a batch at position {start}; the cache ends at {self.past(seq)}")
 
     def decode_batch(self, batch: Batch) -> None:
         """Process a batch of any sequences; for the errors see :meth:`decode`."""
@@ -580,14 +578,16 @@ class Context(Owned, OfThisProcess):
             return KeptRow(values=self.logits(row).copy())
         return KeptRow(self.argmax(row), *(self.candidates(row) if self.n_candidates else ()))
 
-    def set_tap(self, on: bool) -> None:
-        """Whether the next decodes leave hidden rows, if `options` ask for any."""
+    def set_tap(self, on: bool) -> bool:
+        """Whether the next decodes leave hidden rows, if `options` ask for any. False: this model
+        and library cannot."""
         if self.options.need_embd_pre_norm:
             point = self._native_point if on else self._lib.LLAMA_HIDDEN_TAP_NONE
-            self.call(self._lib.pyllama_set_hidden_tap, point)
-        elif self.options.tap != "off":
+            return bool(self.call(self._lib.pyllama_set_hidden_tap, point))
+        if self.options.tap != "off":
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
+        return True
 
     def set_tap_point(self, point: str) -> None:
         """Where the next decodes take hidden rows, and turn the tap on: "post-norm" or "pre-norm",
@@ -682,13 +682,11 @@ class Context(Owned, OfThisProcess):
             self._image_ends[seq] = {at: end for at, end in ends.items() if at < start}
         return removed
 
-    def copy(self, source: int, to: int, end: int) -> None:
-        """Have a sequence that is empty share the positions below `end` of another one's caches.
-        Its recurrent state is the other's at that one's end. For a unified cache."""
-        self._image_ends[to] = {
-            last: after for last, after in self._image_ends.get(source, {}).items() if last < end
-        }
-        self.call(self._lib.pyllama_memory_seq_cp, source, to, end)
+    def copy(self, source: int, to: int) -> None:
+        """Have a sequence that is empty share another one's caches, and take its recurrent state.
+        For a unified cache."""
+        self._image_ends[to] = {**self._image_ends.get(source, {})}
+        self.call(self._lib.pyllama_memory_seq_cp, source, to, -1)
 
     def clear(self) -> None:
         """Empty the cache."""
@@ -710,10 +708,7 @@ class Context(Owned, OfThisProcess):
             InsufficientMemoryError: there is no room for the state.
         """
         flags = self._state_flags(recurrent_only, on_device)
-        size = self._run(self._lib.pyllama_state_seq_get_size, seq, flags)
-        if size == 0:
-            self._raise_what_came()
-            raise self._state_error("saved")
+        size = self._state_call("saved", self._lib.pyllama_state_seq_get_size, seq, flags)
         data: State
         try:
             if size > LARGE_STATE and not recurrent_only and size > available_memory():
@@ -723,10 +718,8 @@ class Context(Owned, OfThisProcess):
             raise InsufficientMemoryError(f"no memory for a state of {size} bytes") from None
         # Released at once: an error keeps this frame, and the collector cannot free memory in use.
         with self._ffi.from_buffer("uint8_t[]", data) as target:
-            n = self._run(self._lib.pyllama_state_seq_get, target, size, seq, flags)
-        self._raise_what_came()
-        if n == 0:
-            raise self._state_error("saved")
+            get = self._lib.pyllama_state_seq_get
+            n = self._state_call("saved", get, target, size, seq, flags)
         self._rewind.pop(seq, None)  # what was pending has been taken in
         data = data[:n] if n < size else data
         if on_device:
@@ -761,20 +754,23 @@ class Context(Owned, OfThisProcess):
         if not recurrent_only:
             self._image_ends.pop(seq, None)
         with self._ffi.from_buffer("uint8_t[]", data) as source:  # see save_state()
-            n = self._run(self._lib.pyllama_state_seq_set, source, len(data), seq, flags)
-        self._raise_what_came()
-        if n == 0:
-            raise self._state_error("restored")
+            put = self._lib.pyllama_state_seq_set
+            self._state_call("restored", put, source, len(data), seq, flags)
 
     def _state_flags(self, recurrent_only: bool, on_device: bool) -> int:
         lib = self._lib
         flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
         return flags | (lib.LLAMA_STATE_SEQ_FLAGS_ON_DEVICE if on_device else 0)
 
-    def _state_error(self, what: str) -> PyllamaMtpError:
-        reason = native.reason(self._message)
-        kind = InsufficientMemoryError if native.short_of_memory(reason) else FatalDecodeError
-        return kind(f"the state cannot be {what}: {reason}")
+    def _state_call(self, what: str, function: Any, *arguments: Any) -> int:
+        """Call a function of the shim that is about a state: bytes of it."""
+        n = self._run(function, *arguments)
+        self._raise_what_came()
+        if n == 0:
+            reason = native.reason(self._message)
+            kind = InsufficientMemoryError if native.short_of_memory(reason) else FatalDecodeError
+            raise kind(f"the state cannot be {what}: {reason}")
+        return n
 
     # -- figures -------------------------------------------------------------------------------
 

@@ -141,6 +141,8 @@ def test_a_part_of_a_prompt_takes_as_long_as_some_rounds(
     assert whole == [256, 128, 16]
     small, others = read(second := served.add([7, *prompt[1:]]))
     assert small == [64, 67, 125, 128, 16] and others == positions
+    times = [one.answer.telemetry.prefill_s for one in (first, second)]
+    assert times == [3 * 12 + 400, 5 * 12 + 400] and served.total.prefill_s == sum(times)
     served.loop.drop(first)
     served.run()
     check(served, second.answer, second.prompt, gap)

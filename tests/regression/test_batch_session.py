@@ -88,6 +88,9 @@ def test_pieces_and_stop_strings(demo: Model, prompts: Prompts) -> None:
             assert answer.finish_reason == ("stop" if stop in text else "length")
         with pytest.raises(UsageError, match="has ended"):
             iter(got)
+        unbegun = session.generate(prompts[:2])
+        unbegun.stop()
+        assert [answer.finish_reason for answer in unbegun.results] == ["interrupted"] * 2
         assert [answer.text for answer in session.generate(prompts, **options).run()] == whole
 
 

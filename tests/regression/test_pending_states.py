@@ -198,7 +198,7 @@ def test_a_copy_takes_along_what_is_pending(steps: Context, rounds: Context) -> 
         step(steps, tokens[i : i + 1])
     step(rounds, tokens[:4])
     assert rounds.remove(3)
-    rounds.copy(0, 1, 3)
+    rounds.copy(0, 1)
     expected = step(steps, tokens[3:4])
     assert step(rounds, tokens[3:7], 1)[:1] == expected
     assert rounds.remove(4, 1)

@@ -4,6 +4,7 @@ left their places, and that an earlier process has read."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from pyllama_mtp import Answer, BatchSession, Generation, Model, Sampling, Session
 from pyllama_mtp.checkpoints import ALIKE
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.errors import PromptFileError, UsageError
 from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 
 from ..marks import usual
@@ -81,15 +82,6 @@ def test_a_row_that_does_not_serve_is_computed_anew(
         assert_same_tokens(
             demo, text[:100], got.tokens, run(session, text[:100], sampling=DRAWN).tokens, gap
         )
-
-
-def test_a_third_prompt_starts_where_two_have_parted(demo: Model, text: list[int]) -> None:
-    ends = [text[200:240], text[250:280], text[300:310]]
-    starts = list[int]()
-    with Session(demo, settings(3, n_batch=512, n_ubatch=512)) as session:
-        for end in ends:
-            starts.append(run(session, [*text[:150], *end]).telemetry.n_cached)
-    assert starts == [0, 0, 150 - ALIKE]
 
 
 def test_another_last_message(demo: Model) -> None:
@@ -208,9 +200,9 @@ def test_the_least_recently_used_text_makes_way(demo: Model, texts: list[list[in
         assert run(session, texts[10]).telemetry.n_cached == 150
 
 
-def test_what_is_stored(demo: Model, texts: list[list[int]]) -> None:
+def test_what_is_stored(demo: Model, texts: list[list[int]], tmp_path: Path) -> None:
     """Not a text that goes on or gets another end, nor one of a few tokens; a long answer to a
-    short prompt is."""
+    short prompt is, and what comes from a file."""
     with Session(demo, settings(0, cache_ram=64)) as session:
         store = engine_of(session).prefixes.store
         run(session, texts[0])
@@ -223,6 +215,30 @@ def test_what_is_stored(demo: Model, texts: list[list[int]]) -> None:
         assert len(store) == 1
         run(session, texts[3])
         assert len(store) == 2
+        session.save(tmp_path / "prompt")
+        session.reset()
+        session.restore(tmp_path / "prompt")
+        run(session, texts[4])
+        assert len(store) == 1
+
+
+def test_a_text_that_is_not_that_of_its_states_is_tried_once(
+    demo: Model, texts: list[list[int]], tmp_path: Path
+) -> None:
+    """Its states have seen a token less. What is not intact at the end is in no file."""
+    with Session(demo, settings(0, cache_ram=64, cache_dir=str(tmp_path))) as session:
+        run(session, texts[0])
+        text = session.copy()
+        wrong = replace(text, tokens=[*text.tokens, 5])
+        engine_of(session).prefixes.store.put(wrong)
+        run(session, texts[1])
+        goes_on = [*wrong.tokens, *texts[5][:20]]
+        with pytest.raises(PromptFileError, match="its state does not match its tokens"):
+            run(session, goes_on)
+        assert run(session, goes_on).telemetry.n_cached == len(text.tokens)
+        engine_of(session).prefixes.store.close()
+        engine_of(session).intact, stored = False, files(tmp_path)
+    assert files(tmp_path) == stored and len(stored) == 2
 
 
 # -- in files --------------------------------------------------------------------------------------
@@ -370,19 +386,23 @@ def test_images_are_stored_by_what_they_show(
         assert_same(again, wanted)
 
 
-def test_where_many_texts_part_stays_a_checkpoint(demo: Model, texts: list[list[int]]) -> None:
-    """Though the text goes on for long after it."""
+@pytest.mark.parametrize(("n_sequences", "grows"), [(2, 3), (3, 2), (3, 3)])
+def test_where_many_texts_part_stays_a_checkpoint(
+    demo: Model, texts: list[list[int]], n_sequences: int, grows: int
+) -> None:
+    """Though a text goes on for long after it: one in the place of another, one from which the
+    beginning was copied, or the copy."""
     begin = texts[0][:100]
-    with BatchSession(demo, settings(0, n_batch=512, n_ubatch=512), 2) as session:
+    with BatchSession(demo, settings(0, n_batch=512, n_ubatch=512), n_sequences) as session:
 
         def ask(prompt: list[int]) -> Answer:
             return session.generate([prompt], max_tokens=2, ignore_eos=True).run().results[0]
 
-        for other in texts[1:3]:
-            ask([*begin, *other[:80]])
-        goes_on = [*begin, *texts[3][:80]]
-        assert ask(goes_on).telemetry.n_cached == 100 - ALIKE
+        cached = [ask([*begin, *other[:80]]).telemetry.n_cached for other in texts[1:4]]
+        assert cached == [0, 0, 100 - ALIKE]
+        goes_on = [*begin, *texts[grows][:80]]
         for i in range(8):
             goes_on += [*ask(goes_on).tokens, *texts[4 + i][:30]]
-        ask(texts[15])  # takes the place of the other text with this beginning
+        for other in texts[15 : 14 + n_sequences]:
+            ask(other)  # takes the place of another text with this beginning
         assert ask([*begin, *texts[17][:80]]).telemetry.n_cached == 100 - ALIKE

@@ -151,9 +151,8 @@ def test_a_prompt_has_the_same_bits_in_parts_and_as_a_whole(model: Model, flash_
     prompt, states = made_up(model, 600).tolist(), []
     for at_most in (None, 0, 130):
         engine = Engine(model, resolve(chosen, model))
-        (sequence,) = engine.sequences
-        sequence.begin(make_request(model, prompt, Limits(1)))
-        engine.enter(sequence)
+        request = make_request(model, prompt, Limits(1))
+        sequence = engine.enter(engine.prefixes.find(engine.sequences, request))
         while engine.prefill(sequence, at_most) is None:
             pass
         states.append(bytes(engine.target.save_state()))

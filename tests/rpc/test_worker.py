@@ -188,6 +188,9 @@ def test_a_server_that_died_is_started_again(demo: Model, demo_file: Path) -> No
         out, err = process.communicate(timeout=20)
         assert (process.returncode, out) == (0, "")
         assert f"{address} died of SIGABRT; it is started again" in err
+    # No model uses it any more, so it is greeted again.
+    with pytest.raises(rpc.UsageError, match="no worker can be reached"):
+        Model(demo_file, rpc_servers=address)
 
 
 def test_a_server_does_not_outlive_its_command() -> None:

@@ -38,10 +38,10 @@ def test_nothing_done_yet() -> None:
 
 def test_phases_add_up_and_survive_an_exception() -> None:
     times = {"draft": 0.0, "verify": 0.0}
-    with timed(times, "draft"):
+    with timed("draft", times):
         pass
     first = times["draft"]
-    with pytest.raises(RuntimeError), timed(times, "draft"):
+    with pytest.raises(RuntimeError), timed("draft", times):
         raise RuntimeError
     assert times["draft"] > first > 0 == times["verify"]
 
