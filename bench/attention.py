@@ -120,13 +120,9 @@ def main(argv: list[str] | None = None) -> int:
     table = measure(Layers(args.threads), args)
     head = ["cache", "cells", "rows", "upstream, ms", "ours, ms", "upstream / ours", "ours, GB/s"]
     shape = f"{args.layers} layers, {args.heads[0]} heads on {args.heads[1]} of {args.size} numbers"
-    lines = [
-        *results.header_lines(results.header(native.load().stamp)),
-        f"- {shape}, {args.threads} thread(s); the least of {args.seconds:g} seconds",
-        "",
-        *results.markdown_table(head, table),
-    ]
-    print("\n".join(["", *lines]))
+    print()
+    about = f"{shape}, {args.threads} thread(s); the least of {args.seconds:g} seconds"
+    results.show([about], head, table)
     return 0
 
 

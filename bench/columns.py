@@ -136,26 +136,15 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, dict[int, float]]:
     return least
 
 
-def table(found: dict[str, dict[str, dict[int, float]]], numbers: list[int]) -> list[str]:
-    """Markdown: for each type a product of the first number of columns, and of n columns in units
-    of that."""
-    head = ["type", "", f"{numbers[0]}, us", *map(str, numbers[1:])]
+def rows_of(name: str, ways: dict[str, dict[int, float]]) -> list[list[str]]:
+    """Of each way a product of the first number of columns, and of n columns in units of that; and
+    the time before to the time now."""
     rows = []
-    for name, ways in found.items():
-        for way, least in ways.items():
-            one = least[numbers[0]]
-            ratios = [f"{least[n] / one:.2f}" for n in numbers[1:]]
-            rows.append([name, way, f"{1e6 * one:.1f}", *ratios])
-    return results.markdown_table(head, rows)
-
-
-def gains(found: dict[str, dict[str, dict[int, float]]], numbers: list[int]) -> list[str]:
-    """Markdown: the time before to the time now."""
-    rows = [
-        [name, *(f"{ways['before'][n] / ways['now'][n]:.2f}" for n in numbers)]
-        for name, ways in found.items()
-    ]
-    return results.markdown_table(["type", *map(str, numbers)], rows)
+    for way, least in ways.items():
+        one, *more = least.values()
+        rows.append([name, way, f"{1e6 * one:.1f}", *(f"{n / one:.2f}" for n in more)])
+    pairs = zip(ways["before"].values(), ways["now"].values(), strict=True)
+    return [*rows, [name, "before / now", *(f"{before / now:.2f}" for before, now in pairs)]]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -182,26 +171,21 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     args = parse_arguments(argv)
-    found = {}
+    rows = []
     try:
         for name in args.types:
-            found[name] = measure(name, args)
-            print("\n".join(table({name: found[name]}, args.n)[2:]), flush=True)
+            rows += rows_of(name, measure(name, args))
+            print(*map("\t".join, rows[-3:]), sep="\n", flush=True)
     finally:
         native.load().set_cpu_switch("small_batch", True)
-    lines = [
-        *results.header_lines(results.header(native.load().stamp)),
-        f"- A matrix of {args.rows} x {args.columns}, {args.threads} thread(s); before: upstream's "
+    about = (
+        f"A matrix of {args.rows} x {args.columns}, {args.threads} thread(s); before: upstream's "
         "ways, repacked where it repacks; now: the CPU patches",
-        "",
-        *table(found, args.n),
-        "",
-        "First microseconds of a product, then products of more columns in units of that. The",
-        "least of many; the two take turns. The time before to the time now:",
-        "",
-        *gains(found, args.n),
-    ]
-    print("\n".join(["", *lines]))
+        "First microseconds of a product, then products of more columns in units of that. The "
+        "least of many; the two take turns",
+    )
+    print()
+    results.show(about, ["type", "", f"{args.n[0]}, us", *map(str, args.n[1:])], rows)
     return 0
 
 

@@ -30,11 +30,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchkit.results import header, header_lines, markdown_table
+from benchkit import results
 from fuzzkit.cases import FINDING, KINDS, OUTCOMES
 from fuzzkit.pool import Case, Outcome, Pool
 
-from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
 
 #: Cases of a seed.
@@ -60,11 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = dict.fromkeys(kind for kind, _ in ended)
     rows = [[kind, *(str(ended[kind, outcome]) for outcome in OUTCOMES)] for kind in kinds]
     rows = [[*row, str(sum(map(int, row[1:])))] for row in rows]
-    print(
-        "\n".join([*header_lines(header(native.load().stamp)), f"- Copies of: {options.base.name}"])
-    )
-    print(f"- Took {time.monotonic() - began:.0f} s", end="\n\n")
-    print("\n".join(markdown_table(["cases", *OUTCOMES, "all"], rows)))
+    about = (f"Copies of: {options.base.name}", f"Took {time.monotonic() - began:.0f} s")
+    results.show(about, ["cases", *OUTCOMES, "all"], rows)
     return int(any(outcome == FINDING for _, outcome in ended))
 
 

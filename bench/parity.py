@@ -260,9 +260,8 @@ def table(ended: dict[str, list[Trial]]) -> list[str]:
 
 def write_page(name: str, title: str, server: Installed, rows: list[str], about: str) -> None:
     """Write what was found into build/results."""
-    lines = [f"# {title}", "", *results.header_lines(results.header(native.load().stamp))]
-    lines += [f"- llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"]
-    lines += ["", *rows, "", about]
+    program = f"llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"
+    lines = [f"# {title}", "", results.heading(program), "", *rows, "", about]
     DRAFTS.mkdir(parents=True, exist_ok=True)
     write_whole(DRAFTS / name, ("\n".join(lines).rstrip() + "\n").encode())
 

@@ -26,12 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from benchkit.results import header, header_lines, markdown_table
+from benchkit import growth, results
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama import native
 from pyllama_mtp.measure.prompts import CLASSES, prompts_for
 from pyllama_mtp.models.demo import demo_path
 
@@ -258,13 +256,6 @@ def soak(work: Soak, minutes: float, steps: int | None) -> list[int]:
     return [*readings, resident()]
 
 
-def growth(readings: list[int]) -> tuple[float, float]:
-    """Memory after the warm-up: medians of its first and of its last tenth, in bytes."""
-    settled = readings[int(WARM_UP * len(readings)) :]
-    tenth = max(len(settled) // 10, 1)
-    return float(np.median(settled[:tenth])), float(np.median(settled[-tenth:]))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -289,11 +280,8 @@ def main(argv: list[str] | None = None) -> int:
             different = str(error)
         finally:
             work.switch()
-    first, last = growth(readings)
-    print("\n".join(header_lines(header(native.load().stamp))), end="\n\n")
-    print(
-        "\n".join(markdown_table(["what", "times"], [[k, str(n)] for k, n in work.counts.items()]))
-    )
+    first, last = growth(readings, WARM_UP)
+    results.show([], ["what", "times"], [[name, str(n)] for name, n in work.counts.items()])
     print(f"\nmemory with no session open: {first / 2**20:.1f}, then {last / 2**20:.1f} MiB")
     if different:
         print(f"an answer differs: {different}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 BENCH = Path(__file__).resolve().parents[1]
 ROOT, RESULTS = BENCH.parent, BENCH / "results"
@@ -23,3 +26,11 @@ def memory_of(process: int | str, key: str) -> int:
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def growth(readings: Sequence[int], warm_up: float) -> tuple[float, float]:
+    """Memory after the warm-up, a share of the readings: medians of the first and of the last
+    tenth, in bytes."""
+    settled = readings[int(warm_up * len(readings)) :]
+    tenth = max(len(settled) // 10, 1)
+    return float(np.median(settled[:tenth])), float(np.median(settled[-tenth:]))
