@@ -126,6 +126,14 @@ class Cases:
         part = f"-{index + 1:05}-of-{N_PARTS:05}" if kind == "split" else ""
         return self.folder / f"case{'-head' * (kind == 'head' and index)}{part}.gguf"
 
+    def prepare(self, kind: str) -> None:
+        """Read and make what all cases of a kind share, before a process is forked for one: a
+        model and its sessions are of no use in another process than their own."""
+        if kind in ("prompt", "image"):
+            assert self._sections and self._pictures and self._encoder
+        else:
+            self._mutators(kind)
+
     # -- the base and what belongs to it -------------------------------------------------------
 
     def _mutators(self, kind: str) -> list[Mutator]:
@@ -141,9 +149,7 @@ class Cases:
             head = extract_head(self.base, self.folder / "good-head.gguf", "q4_0", force=True)
             return [read_document(trunk), read_document(head)]
         if kind == "mmproj":
-            encoder = self.folder / "good-mmproj.gguf"
-            write_synthetic_mmproj(encoder, self._model.n_embd_inp, force=True)
-            return [read_document(encoder)]
+            return [read_document(self._encoder)]
         whole = read_document(self.base)
         return split(whole, N_PARTS) if kind == "split" else [whole]
 
@@ -156,19 +162,21 @@ class Cases:
         return Session(self._model, settings_of(self._model))
 
     @cached_property
-    def _sections(self) -> dict[str, bytes]:
-        """What a processed prompt's file that is known to be good holds, by name."""
-        self._session.process(PROMPT)
-        path = self.folder / "good.prompt"
-        self._session.save(path)
-        self._session.reset()
-        with zipfile.ZipFile(path) as archive:
-            return {name: archive.read(name) for name in archive.namelist()}
+    def _encoder(self) -> Path:
+        """An image encoder's file that is known to be good."""
+        with Model(self.base) as model:
+            path = self.folder / "good-mmproj.gguf"
+            return write_synthetic_mmproj(path, model.n_embd_inp, force=True)
 
     @cached_property
-    def _expected(self) -> list[int]:
-        self._session.reset()
-        return self._generated(PROMPT)
+    def _sections(self) -> dict[str, bytes]:
+        """What a processed prompt's file that is known to be good holds, by name."""
+        path = self.folder / "good.prompt"
+        with Model(self.base) as model, Session(model, settings_of(model)) as session:
+            session.process(PROMPT)
+            session.save(path)
+        with zipfile.ZipFile(path) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
 
     # -- processed prompts ---------------------------------------------------------------------
 
@@ -205,8 +213,7 @@ class Cases:
 
     def _run_prompt(self, path: Path, edits: list[Edit]) -> Result:
         """Restore, go on after the tokens that the file names, go back; both again without it."""
-        result = Result(WORKS)
-        expected = self._expected
+        result, expected = Result(WORKS), self._generated(PROMPT)
         try:
             self._session.reset()
             self._session.restore(path)
@@ -241,10 +248,7 @@ class Cases:
 
     @cached_property
     def _vision(self) -> Vision:
-        encoder = write_synthetic_mmproj(
-            self.folder / "whole-mmproj.gguf", self._model.n_embd_inp, force=True
-        )
-        return Vision(self._model, encoder, n_threads=1)
+        return Vision(self._model, self._encoder, n_threads=1)
 
     def _run_image(self, path: Path) -> Result:
         """Go on after the image."""
