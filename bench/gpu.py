@@ -18,7 +18,6 @@ Exit codes: 0 all pieces are measured, 1 one failed, 3 there was no time for one
 from __future__ import annotations
 
 import argparse
-import fcntl
 import itertools
 import os
 import shlex
@@ -31,7 +30,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from benchkit import BENCH
 from benchkit.model import SYNTHETIC, make_models
@@ -143,46 +141,29 @@ class Run:
         self.codes = dict[str, int]()
         self.log = (args.output / "log.txt").open("ab")
         self.cores = sorted(os.sched_getaffinity(0))
-        if not all(self.file(name).exists() for name in MODELS) and not self.writing():
-            self.write()
+        there = all(self.file(name).exists() for name in MODELS)
+        self.writer = None if there else self.write()
 
     def file(self, model: str) -> Path:
         """The file of a model."""
         return Path(self.args.models, f"{model}.gguf")
 
-    def lock(self) -> IO[bytes]:
-        """A file that is locked while a process has it. Raises BlockingIOError: another has it."""
-        file = (self.args.models / "lock").open("wb")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file
-
-    def writing(self) -> bool:
-        """Whether models are being written."""
-        try:
-            self.lock().close()
-        except BlockingIOError:
-            return True
-        return False
-
-    def write(self) -> None:
+    def write(self) -> subprocess.Popen[bytes]:
         """Write the models that are missing in a process that outlives this one."""
         own = OWN_CORES if len(self.cores) > 2 * OWN_CORES else 0
         words = [sys.executable, BENCH / "gpu.py", "--models", self.args.models, "--write"]
         words += ["--quick"] * self.args.quick
         os.sched_setaffinity(0, self.cores[own:])
-        with self.lock() as file:
-            subprocess.Popen(
-                words,
-                **{"stdout": self.log, "stderr": self.log},
-                pass_fds=[file.fileno()],
-                start_new_session=True,
-            )
+        out = {"stdout": self.log, "stderr": self.log, "start_new_session": True}
+        writer = subprocess.Popen(words, **out)
         os.sched_setaffinity(0, self.cores[:own] or self.cores)
+        return writer
 
     def next(self) -> Piece | None:
         """The first piece that fits and whose model is there, as soon as there is one."""
         while True:
-            if not (writing := self.writing()):
+            writing = self.writer and self.writer.poll() is None
+            if not writing:
                 os.sched_setaffinity(0, self.cores)
             left = self.end - time.monotonic()
             fitting = [one for one in self.pieces if one.seconds <= left]
@@ -203,11 +184,8 @@ class Run:
             more=f"--minutes {piece.seconds / 60:.2f} --more '{' '.join(more)}'",
         )
         self.say(f"{piece.name}: {words}")
-        process = subprocess.Popen(
-            [sys.executable, *shlex.split(words)],
-            **{"cwd": args.output, "stdout": self.log, "stderr": self.log},
-            start_new_session=True,
-        )
+        out = {"stdout": self.log, "stderr": self.log, "start_new_session": True}
+        process = subprocess.Popen([sys.executable, *shlex.split(words)], cwd=args.output, **out)
         try:
             code = process.wait(min(LONGEST * piece.seconds, self.end - began))
         except subprocess.TimeoutExpired:
