@@ -6,12 +6,15 @@
 
 A trial is one prompt on one small model at one draft depth, in one of three ways: alone, alone with
 Q8_0 caches, and together with the other prompts in one batch of ours. The server answers each
-prompt alone. A trial is equal when all tokens and the number of accepted drafts are. Kernels that
-sum in another order may reverse two tokens whose logits are a near tie; such a trial is named, with
-the gap of the two logits where the texts part, and is compared no further. Models other than the
-demo have random weights and a head that drafts well. NO_SNAPSHOTS has models whose drafts can only
-be compared with those of llama-server on our libllama, which runs for them, too. With --images the
-prompts have images, for which both sides have the same encoder, of random weights.
+prompt alone. A trial is equal when all tokens and the number of accepted drafts are. Text only: the
+tokens are equal. Kernels that sum in another order may reverse two tokens whose logits are a near
+tie: they are the best two, and differ by at most 1 % of the best one (drafts: by DRAFT_TIE; of
+a batch: those of the prompt alone). Such a trial is named, with the gap where the texts part, and
+is compared no further. Models other than the demo have random weights and a head that drafts well.
+NO_SNAPSHOTS has models whose drafts can only be compared with those of llama-server on our
+libllama, which runs for them, too. With --images the prompts have images, for which both sides have
+the same encoder, of random weights; each prompt then has a server of its own, because drafts of
+llama-server after an image depend on the prompt before it.
 
 Exit codes: 0 equal but for near ties; 1 not so; 2 there is no llama-server.
 """
@@ -32,18 +35,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchkit import DRAFTS, results
+from benchkit import results
 from PIL import Image
 
 from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
 from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
-from pyllama_mtp.files import write_whole
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision, position
 from pyllama_mtp.measure.peers import (
-    Installed,
     LlamaServer,
     PeerError,
     PeerOptions,
@@ -55,7 +56,6 @@ from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.sampling.sampler import NEAR_TIE
 from tests.architectures import write_model
 
 #: The demo model, experts of Qwen3.5, and small models of other architectures.
@@ -73,18 +73,6 @@ HEAD_NOISE = 0.05
 DRAFT_TIE = 0.05  #: difference of two logits of the head, by their probabilities
 OUR_LIBRARY = "llama-server on our libllama"
 ALONE, Q8_0, TOGETHER = "alone", "q8_0 caches", "together"
-
-WHAT_IT_SAYS = f"""\
-A trial: all of {N_TOKENS} tokens after a prompt, and the number of accepted drafts. Per model
-depths {DEPTHS} x prompts of {N_PROMPT} tokens x {ALONE}, {Q8_0}, {TOGETHER}
-(in one batch of ours; the server has one at a time). Batches of {N_BATCH} tokens, graphs
-of {N_UBATCH}.
-
-A near tie: where the texts part, both tokens are the best two, and their logits differ by at most
-{NEAR_TIE:.0%} of the best one; where drafts part, by at most {DRAFT_TIE} (of a batch: those of the
-prompt alone). Gaps are in logits. Text only: the texts are equal, the accepted drafts are not.
-Upstream keeps no states of {", ".join(NO_SNAPSHOTS)} to go back to, and drafts on from the hidden
-row of a rejected draft; on our libllama the same llama-server does not."""
 
 Trial = dict[str, Any]
 Gap = tuple[str, float]
@@ -258,14 +246,6 @@ def table(ended: dict[str, list[Trial]]) -> list[str]:
     return [*results.markdown_table(head, rows), "", *named]
 
 
-def write_page(name: str, title: str, server: Installed, rows: list[str], about: str) -> None:
-    """Write what was found into build/results."""
-    program = f"llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"
-    lines = [f"# {title}", "", results.heading(program), "", *rows, "", about]
-    DRAFTS.mkdir(parents=True, exist_ok=True)
-    write_whole(DRAFTS / name, ("\n".join(lines).rstrip() + "\n").encode())
-
-
 # -- images ----------------------------------------------------------------------------------------
 
 #: Texts with places for images: first, in the middle, last, several.
@@ -277,14 +257,6 @@ TEXTS = (
 )
 #: Width and height of pictures, by trial: of few tokens, and of more than a graph has.
 SIZES = ((96, 64), (64, 128), (160, 224), (320, 256), (448, 96), (384, 352))
-
-WHAT_IT_SAYS_OF_IMAGES = f"""\
-A trial: all of {N_TOKENS} tokens after one of {len(SIZES) * len(TEXTS)} prompts with images,
-and the number of accepted drafts, at depths {DEPTHS}, {ALONE} and {TOGETHER} (four at
-once). Images are first, in the middle, last, or two; of 8 to 132 tokens each, and graphs have
-{N_UBATCH}. The encoder has random weights; so has "tiny", whose head drafts well. Near ties are as
-without images. Text only: the texts are equal, the accepted drafts are not. Each prompt has a
-server of its own: drafts of llama-server after an image depend on the prompt before it."""
 
 
 def png(seed: int, size: tuple[int, int]) -> bytes:
@@ -349,7 +321,7 @@ def of_images(server: str, folder: Path, recorded: Recorded) -> Iterator[tuple[s
 
 
 def main(argv: list[str]) -> int:
-    """Run all trials; write build/results/parity.md, or image-parity.md."""
+    """Run all trials, and print."""
     if argv not in ([], ["--images"]):
         sys.exit(__doc__)
     try:
@@ -363,17 +335,15 @@ def main(argv: list[str]) -> int:
         for name, found in of(*server.command, Path(folder), Recorded()):
             ended[name] = found
             print("\n".join(table({name: found})), flush=True)
-    title, about = "Texts and accepted drafts beside llama-server", WHAT_IT_SAYS
-    if argv:
-        title, about = "Texts and accepted drafts after images", WHAT_IT_SAYS_OF_IMAGES
-    write_page(f"{'image-' if argv else ''}parity.md", title, server, table(ended), about)
-    return int(
-        any(
-            not explained(name, trial) and trial["end"] != "near tie"
-            for name, found in ended.items()
-            for trial in found
-        )
-    )
+    print(results.heading(f"llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"))
+    print("", *table(ended), sep="\n")
+    wrong = [
+        trial
+        for name, found in ended.items()
+        for trial in found
+        if not explained(name, trial) and trial["end"] != "near tie"
+    ]
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
