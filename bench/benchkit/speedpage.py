@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchkit.results import project_commit
 from pyllama_mtp import bench
-from pyllama_mtp.measure.figures import OURS, Cell, Figure, machine_words, ratio_to, ratio_to_plain
+from pyllama_mtp.measure.figures import OURS, Cell, Figure, machine_words, ratio_to
 from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.records import read_file
 from pyllama_mtp.measure.table import above
@@ -82,37 +82,7 @@ def ratio_table(cells: Sequence[Cell]) -> str:
             if ratio and new:
                 row[name] = words(ratio, f"depth {new.n_max}" if name.startswith("best") else "")
         rows.append(row)
-    return _table(rows, list(dict.fromkeys(head for row in rows for head in row)))
-
-
-def context_table(cells: Sequence[Cell]) -> str:
-    """Speeds against the length of the context, which are those of plots: of each model and length
-    tokens per second of the prompt and of decoding, without MTP and with it, their ratio, and the
-    accepted part of the drafts; as Markdown. "": all contexts were empty."""
-    rows = []
-    lengths = dict.fromkeys((cell.model, cell.n_context) for cell in cells if cell.n_context)
-    for model, at in lengths:
-        row = {"file": model.removesuffix(".gguf"), "after": f"{at:,}"}
-        of_length = [cell for cell in cells if (cell.model, cell.n_context) == (model, at)]
-        for cell in of_length:
-            depth = "auto" if cell.adaptive else f"{cell.n_max}" if cell.n_max else "no MTP"
-            name = depth if cell.program == OURS else f"{cell.program} {depth}"
-            row[f"prompt, {name}"] = _speed(cell.prefill_tps)
-            row[f"decode, {name}"] = _speed(cell.decode_tps)
-            if cell.program == OURS and (ratio := ratio_to_plain(cell, of_length, "decode_tps")):
-                row[f"{name} to no MTP"] = f"{ratio.value:.2f}"
-                drafted = sum(cell.drafted)
-                row[f"accepted %, {name}"] = f"{100 * sum(cell.accepted) / max(drafted, 1):.0f}"
-        rows.append(row)
-    kinds = ("file", "after", "prompt,", "decode,", "to no MTP", "accepted")
-    heads = sorted(
-        dict.fromkeys(head for row in rows for head in row),
-        key=lambda head: next(i for i, kind in enumerate(kinds) if kind in head),
-    )
-    return _table(rows, heads) if rows else ""
-
-
-def _table(rows: Sequence[dict[str, str]], heads: Sequence[str]) -> str:
+    heads = list(dict.fromkeys(head for row in rows for head in row))
     table = [[row.get(head, "-") for head in heads] for row in rows]
     return to_markdown(heads, table, [head in ("file", "prompt") for head in heads])
 
@@ -137,5 +107,4 @@ def part(title: str, records: Path) -> str:
         *machines,
         f"- Command: `{shlex.join(runs[0].command)}`; the same for every file",
     ]
-    tables = [context_table(cells), ratio_table(sampled)]
-    return "\n\n".join(filter(None, [f"## {title}", "\n".join(about), *above(cells), *tables]))
+    return "\n\n".join([f"## {title}", "\n".join(about), *above(cells), ratio_table(sampled)])
