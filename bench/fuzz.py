@@ -32,7 +32,7 @@ from pathlib import Path
 
 from benchkit import results
 from fuzzkit.cases import FINDING, KINDS, OUTCOMES
-from fuzzkit.pool import Case, Outcome, Pool
+from fuzzkit.pool import Case, Pool
 
 from pyllama_mtp.models.demo import demo_path
 
@@ -42,7 +42,17 @@ PER_SEED = 1_000_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; the exit code is 1 if there are findings."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add, cores = parser.add_argument, len(os.sched_getaffinity(0))
+    usual = "model=10000,head=2000,split=2000,prompt=1000,mmproj=1000,image=1000"
+    add("--count", default=usual, help="how many (default: %(default)s); a number is of models")
+    add("--seed", type=int, default=1, help="which cases (default: %(default)s)")
+    add("--only", metavar="KIND:INDEX", help="one case of that seed, with its edits")
+    add("--base", type=Path, default=demo_path(), help="the model; small (default: the demo model)")
+    add("--jobs", type=int, default=cores, help="workers (default: CPUs)")
+    options = parser.parse_args(arguments)
     counts = _counts((options.only or options.count).replace(":", "="))
     chosen = {kind: (n,) if options.only else range(n) for kind, n in counts.items()}
     first = options.seed * PER_SEED
@@ -52,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for outcome in pool.run(cases):
             ended[outcome.case.kind, outcome.outcome] += 1
             if outcome.outcome == FINDING or options.only:
-                _show(outcome)
+                index = outcome.case.seed - first
+                print(f"--seed {options.seed} --only {outcome.case.kind}:{index}", end="  ")
+                print(f"{outcome.outcome}\n  {outcome.detail.strip()[-1200:]}")
+                print(f"  edits: {json.dumps(outcome.edits)[:2000]}")
             if ended.total() % 500 == 0:
                 words = f"{ended.total()} cases, {time.monotonic() - began:.0f} s"
                 print(words, file=sys.stderr, flush=True)
@@ -64,14 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(outcome == FINDING for _, outcome in ended))
 
 
-def _show(outcome: Outcome) -> None:
-    seed, index = divmod(outcome.case.seed, PER_SEED)
-    print(f"--seed {seed} --only {outcome.case.kind}:{index}  {outcome.outcome}")
-    print(f"  {outcome.detail.strip()[-1200:]}")
-    if outcome.edits:
-        print(f"  edits: {json.dumps(outcome.edits)[:2000]}")
-
-
 def _counts(text: str) -> dict[str, int]:
     """How many of each kind; of models where the text is just a number."""
     parts = dict(part.partition("=")[::2] for part in text.split(","))
@@ -80,20 +85,6 @@ def _counts(text: str) -> dict[str, int]:
     if not {*parts} <= {*KINDS} or not all(n.isdigit() for n in parts.values()):
         raise SystemExit(f"{text!r}: give a number, or KIND=N of {', '.join(KINDS)}")
     return {kind: int(n) for kind, n in parts.items()}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    usual = "model=10000,head=2000,split=2000,prompt=1000,mmproj=1000,image=1000"
-    add("--count", default=usual, help="how many (default: %(default)s); a number is of models")
-    add("--seed", type=int, default=1, help="which cases (default: %(default)s)")
-    add("--only", metavar="KIND:INDEX", help="one case of that seed, with its edits")
-    add("--base", type=Path, default=demo_path(), help="the model; small (default: the demo model)")
-    add("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="workers (default: CPUs)")
-    return parser
 
 
 if __name__ == "__main__":

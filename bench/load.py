@@ -42,7 +42,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-from benchkit import DRAFTS, memory_of, results
+from benchkit import DRAFTS, anonymous, results
 from benchkit.servers import OurServer
 
 from pyllama_mtp.measure.peers import LlamaServer, find
@@ -111,9 +111,8 @@ class Load:
     async def watch(self) -> None:
         """The memory of the server's processes, once a second."""
         while True:
-            with suppress(OSError, psutil.Error):
-                here = processes(self.server.pid)
-                self.memory.append(sum(memory_of(one.pid, "RssAnon") for one in here))
+            with suppress(psutil.Error):
+                self.memory.append(sum(map(anonymous, processes(self.server.pid))))
             await asyncio.sleep(1.0)
 
     async def client(self, drawn: Iterator[tuple[float, list[int], int]]) -> None:

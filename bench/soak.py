@@ -26,7 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchkit import growth, results
+import psutil
+from benchkit import anonymous, growth, results
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import UsageError
@@ -235,13 +236,10 @@ def resident() -> int:
     The allocator first returns freed memory to the system: how much of it the allocator would keep
     depends on the order of sizes, and would hide or feign growth.
     """
-    import psutil
-
     gc.collect()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc
         trim(0)
-    memory = psutil.Process().memory_info()
-    return int(memory.rss - memory.shared)
+    return anonymous(psutil.Process())
 
 
 def soak(work: Soak, minutes: float, steps: int | None) -> list[int]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchkit import memory_of
+import psutil
 
 from fuzzkit.cases import FINDING, Cases, Result
 from fuzzkit.document import Edit
@@ -69,7 +69,7 @@ class Worker:
         """How a case ended."""
         self.cases.prepare(case.kind)
         edits = self.cases.edits(case.kind, case.seed) if case.edits is None else case.edits
-        before = memory_of("self", "VmRSS")
+        before = psutil.Process().memory_info().rss
         if not (pid := os.fork()):
             self._child(case.kind, edits)
         end, ended = time.monotonic() + self.limits.seconds, 0
@@ -87,7 +87,7 @@ class Worker:
             result = Result(FINDING, f"the process ended ({code}): {words}")
         else:
             result = pickle.loads(self.result.read_bytes())
-            if (peak_mib := (used.ru_maxrss - before // 1024) >> 10) > self.limits.peak_mib:
+            if (peak_mib := (1024 * used.ru_maxrss - before) >> 20) > self.limits.peak_mib:
                 detail = f"{peak_mib} MiB of memory; {result.outcome}: {result.detail}"
                 result = Result(FINDING, detail)
         return Outcome(case, result.outcome, result.detail, edits)
@@ -99,7 +99,7 @@ class Worker:
             os.dup2(errors, 2)
             faulthandler.enable(errors)  # names the signal that ends the process
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            limit = memory_of("self", "VmSize") + (self.limits.address_space_mib << 20)
+            limit = psutil.Process().memory_info().vms + (self.limits.address_space_mib << 20)
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             self.result.write_bytes(pickle.dumps(self.cases.run(kind, edits)))
             os._exit(0)
