@@ -11,7 +11,6 @@ MODEL_CARD.md, is condensed by hand from what the stages print.
 from __future__ import annotations
 
 import argparse
-import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -73,9 +72,8 @@ class Samples:
 
     def __init__(self, words: Tokenizer) -> None:
         self.words = words
-        self.rows = [IMAGE] * GRID**2
         begin, end = (words.token_to_id(token) for token in tokenizer.VISION)
-        self.shown = [begin, *self.rows, end]
+        self.shown = [begin, *[IMAGE] * GRID**2, end]
 
     def text(self, picture: Picture, rng: np.random.Generator, image: bool) -> tuple[str, str]:
         """A prompt, in which a zero byte stands for the image, and its answer."""
@@ -102,27 +100,15 @@ class Samples:
         return found
 
 
-def positions_of(ids: list[int]) -> list[tuple[int, int, int]]:
-    """(t, y, x) of each entry: rows of an image share t; text goes on after their largest."""
-    found: list[tuple[int, int, int]] = []
-    place = 0
-    for is_image, group in itertools.groupby(ids, key=lambda i: i == IMAGE):
-        n = len(list(group))
-        if is_image:
-            found += [(place, place + i // GRID, place + i % GRID) for i in range(n)]
-            place += GRID
-        else:
-            found += [(p, p, p) for p in range(place, place + n)]
-            place += n
+def positions_of(ids: list[int]) -> np.ndarray:
+    """(t, y, x) of each entry, shape (3, n): rows of the image, if there is one, share t; text goes
+    on after their largest."""
+    found = np.tile(np.arange(len(ids)), (3, 1))
+    if IMAGE in ids:
+        start, cell = ids.index(IMAGE), np.arange(GRID**2)
+        found[:, start : start + GRID**2] = start + np.stack([0 * cell, cell // GRID, cell % GRID])
+        found[:, start + GRID**2 :] -= GRID**2 - GRID
     return found
-
-
-def embedded(model: Model, tokens: Tensor, rows: Tensor) -> Tensor:
-    """Embeddings (batch, tokens, n_embd): of tokens, and an image's rows where these are IMAGE."""
-    out = model.trunk.embed_tokens(tokens.clamp(min=0))
-    if len(rows):
-        out = out.masked_scatter((tokens == IMAGE)[..., None], rows.to(out.dtype))
-    return out
 
 
 class Captions:
@@ -136,18 +122,19 @@ class Captions:
         for i, (asked, answer, _) in enumerate(samples):
             ids = asked + answer
             self.tokens[i, : len(ids)] = torch.tensor(ids)
-            self.positions[:, i, : len(ids)] = torch.tensor(positions_of(ids)).T
+            self.positions[:, i, : len(ids)] = torch.from_numpy(positions_of(ids))
             self.answer[i, len(asked) - 1 : len(ids) - 1] = True
         seen = [picture for asked, _, picture in samples if IMAGE in asked]
         self.pixels = torch.from_numpy(pictures.paint(seen, rng)) if seen else None
 
     def logits(self, model: Model, weights: tower.Weights) -> list[Tensor]:
         """Of trunk and draft steps 1 and 2, at the rows before an answer's tokens: (1, n, v)."""
-        rows = torch.zeros(0)
+        tokens = self.tokens[:, :-1]
         with torch.autocast("cpu", dtype=torch.bfloat16):
+            inputs = model.trunk.embed_tokens(tokens.clamp(min=0))
             if self.pixels is not None:
                 rows = tower.encode(ENCODER, weights, self.pixels)
-            inputs = embedded(model, self.tokens[:, :-1], rows)
+                inputs = inputs.masked_scatter((tokens == IMAGE)[..., None], rows)
             hidden, states = model.run(inputs, self.positions[:, :, :-1], 2)
             return [model.logits(found[self.answer][None]) for found in (hidden, *states)]
 
@@ -197,12 +184,10 @@ def warm_up(minutes: float, seed: int = 1) -> tower.Weights:
 
 def cells_of(picture: Picture) -> list[tuple[int, int, int]]:
     """What :func:`warm_up` teaches of each cell; zeros where it is empty."""
-    counts = picture.counts
-    order = list(counts)
-    return [
-        (KINDS.index(kind) + 1, order.index(kind) + 1, counts[kind]) if kind else (0, 0, 0)
-        for kind in picture.cells
-    ]
+    taught = {None: (0, 0, 0)}
+    for place, (kind, n) in enumerate(picture.counts.items(), 1):
+        taught[kind] = (KINDS.index(kind) + 1, place, n)
+    return [taught[kind] for kind in picture.cells]
 
 
 class Run(train.Run):
