@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from . import corpus, evaluate, export, reference, tokenizer, train
-from .net import Config, Model
+from .net import SHAPE, Model
 
 DEMO = Path(__file__).resolve().parents[2] / "pyllama_mtp/models/demo"
 STAGES = ("corpus", "train", "export", "evaluate", "reference")
@@ -48,19 +48,19 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     if "corpus" in stages or not (work / "train.jsonl").exists():
         (work / "characters.json").write_text(json.dumps(corpus.build(work), indent=1) + "\n")
-    gguf_file, config = out / "demo.gguf", Config()
-    words, stream, heldout = tokenizer.prepare(work, config.n_vocab, args.seed)
+    gguf_file = out / "demo.gguf"
+    words, stream, heldout = tokenizer.prepare(work, SHAPE.n_vocab, args.seed)
     if "train" in stages:
         steps = 3 if args.smoke else args.steps
         plan = train.Plan(args.minutes, steps, args.seed, compile=args.compile)
         print(json.dumps(asdict(plan)))
         torch.manual_seed(args.seed)
-        run = train.Run(work / "checkpoint.pt", Model(config), plan, stream, heldout)
+        run = train.Run(work / "checkpoint.pt", Model(), plan, stream, heldout)
         run.load()
         run.loop()
     if "export" in stages:
         saved = torch.load(work / "checkpoint.pt", weights_only=True)
-        model = Model(Config(**saved["config"]))
+        model = Model()
         model.load_state_dict(saved["model"])
         record = {"steps": saved["step"], "tokens": saved["tokens"], "seed": saved["plan"]["seed"]}
         export.export(model, words, gguf_file, record)

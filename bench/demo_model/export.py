@@ -8,6 +8,7 @@ llama.cpp's qwen35: the MTP block is block `n_layer`, and `block_count` counts i
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -15,8 +16,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from pyllama_mtp.models.modelinfo import describe
+from pyllama_mtp.models.shapes import ModelShape
+from pyllama_mtp.models.synth import add_dimensions
+
 from .chat import END_OF_TEXT, IM_END
-from .net import Config, Model
+from .net import SHAPE, Model
 from .tokenizer import ADDED, SPECIAL, VISION
 
 ARCH = "qwen35"
@@ -30,23 +35,6 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-#: Sizes of the model, and their keys in the file after the architecture's name.
-KEYS = {
-    "n_ctx": "context_length",
-    "n_embd": "embedding_length",
-    "n_ff": "feed_forward_length",
-    "n_head": "attention.head_count",
-    "n_head_kv": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "eps": "attention.layer_norm_rms_epsilon",
-    "rope_base": "rope.freq_base",
-    "n_rot": "rope.dimension_count",
-    "interval": "full_attention_interval",
-    "conv": "ssm.conv_kernel",
-    "gdn_dim": "ssm.state_size",
-    "gdn_heads": "ssm.time_step_rank",
-    "n_vocab": "vocab_size",
-}
 #: Our parameters' names and the file's, in its order: of a layer, of both kinds, of the head.
 LAYER = {
     "input_layernorm.weight": "attn_norm.weight",
@@ -82,14 +70,14 @@ HEAD = {
 }
 
 
-def names(config: Config) -> dict[str, str]:
+def names(c: ModelShape) -> dict[str, str]:
     """Our parameter name -> GGUF tensor name, in the file's order."""
     table = {"trunk.embed_tokens.weight": "token_embd.weight"}
     table["trunk.norm.weight"] = "output_norm.weight"
-    for i, full in enumerate(config.full_attention):
-        for ours, theirs in (ATTENTION if full else DELTA).items():
+    for i in range(c.n_layer):
+        for ours, theirs in (DELTA if i in c.recurrent_layers else ATTENTION).items():
             table[f"trunk.layers.{i}.{ours}"] = f"blk.{i}.{theirs}"
-    last = f"blk.{config.n_layer}"
+    last = f"blk.{c.n_layer}"
     table |= {f"head.layers.0.{ours}": f"{last}.{theirs}" for ours, theirs in ATTENTION.items()}
     return table | {ours: f"{last}.{theirs}" for ours, theirs in HEAD.items()}
 
@@ -111,20 +99,6 @@ def stored(
     kind = matrices if array.ndim == 2 else F32
     array = array[:, 0] if array.ndim == 3 else array
     return gguf.quants.quantize(np.ascontiguousarray(array), kind), kind
-
-
-def _dimensions(writer: gguf.GGUFWriter, c: Config) -> None:
-    writer.add_rope_dimension_sections([*c.mrope_section, 0])
-    sizes = {key: getattr(c, name) for name, key in KEYS.items()} | {
-        "block_count": c.n_layer + 1,
-        "nextn_predict_layers": 1,
-        "attention.value_length": c.head_dim,
-        "ssm.group_count": c.gdn_heads,
-        "ssm.inner_size": c.gdn_heads * c.gdn_dim,
-    }
-    for key, value in sizes.items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        add(f"{ARCH}.{key}", value)
 
 
 def _vocabulary(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
@@ -165,7 +139,8 @@ def export(
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{matrices.name}"])
     for key, value in training.items():
         writer.add_uint64(f"demo.training.{key}", int(value))
-    _dimensions(writer, model.c)
+    add_dimensions(writer, model.c)
+    writer.add_vocab_size(model.c.n_vocab)
     _vocabulary(writer, tokenizer)
     state = model.state_dict()
     for ours, theirs in names(model.c).items():
@@ -188,16 +163,9 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def read_config(path: Path) -> Config:
-    """The sizes, from the file's metadata."""
-    fields = gguf.GGUFReader(path).fields
-    values = {name: fields[f"{ARCH}.{key}"].contents() for name, key in KEYS.items()}
-    return Config(**values, n_layer=fields[f"{ARCH}.block_count"].contents() - 1)
-
-
 def load(path: Path) -> Model:
     """The model in the file, its weights as float32."""
-    model = Model(read_config(path))
+    model = Model(replace(SHAPE, n_vocab=describe(path).n_vocab))
     tensors = read_tensors(path)
     state = {}
     for ours, theirs in names(model.c).items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,61 +16,40 @@ from torch import Tensor, nn
 from transformers import Qwen3_5TextConfig, Qwen3_5TextModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 
+from pyllama_mtp.models.shapes import ModelShape
 
-@dataclass(frozen=True)
-class Config:
-    """Sizes of the model; rows of every matrix are multiples of 32, the blocks of Q8_0."""
-
-    n_vocab: int = 2048
-    n_embd: int = 192
-    n_layer: int = 6
-    interval: int = 3  # every third layer has full attention
-    n_ff: int = 512
-    n_head: int = 4
-    n_head_kv: int = 2
-    head_dim: int = 64
-    n_rot: int = 16  # a quarter of head_dim
-    rope_base: float = 10000.0
-    gdn_heads: int = 3
-    gdn_dim: int = 64
-    conv: int = 4
-    eps: float = 1e-6
-    n_ctx: int = 4096
-
-    @property
-    def full_attention(self) -> list[bool]:
-        """For each layer of the trunk, whether it has full attention."""
-        return [(i + 1) % self.interval == 0 for i in range(self.n_layer)]
-
-    @property
-    def mrope_section(self) -> list[int]:
-        """How many frequencies each axis has; they are dealt out in turn: 8 -> 3, 3, 2."""
-        return [(self.n_rot // 2 + 2 - axis) // 3 for axis in range(3)]
+#: Rows of every matrix are multiples of 32, the blocks of Q8_0.
+SHAPE = ModelShape(
+    "demo", n_layer=6, n_embd=192, n_head=4, n_head_kv=2, head_dim=64, n_vocab=2048, ssm_k_heads=3,
+    ssm_v_heads=3, ssm_head_dim=64, n_ff=512, full_attention_interval=3, n_ctx_train=4096,
+    tied_embeddings=True, rope_freq_base=1e4,
+)  # fmt: skip
+EPS = 1e-6
 
 
-def text_model(c: Config, full_attention: Sequence[bool]) -> Qwen3_5TextModel:
-    """transformers' model of layers of these kinds, in float32."""
+def text_model(c: ModelShape, recurrent: Sequence[bool]) -> Qwen3_5TextModel:
+    """transformers' model of such layers, recurrent or of full attention, in float32."""
     config = Qwen3_5TextConfig(
         vocab_size=c.n_vocab,
         hidden_size=c.n_embd,
         intermediate_size=c.n_ff,
-        num_hidden_layers=len(full_attention),
+        num_hidden_layers=len(recurrent),
         num_attention_heads=c.n_head,
         num_key_value_heads=c.n_head_kv,
         head_dim=c.head_dim,
-        linear_conv_kernel_dim=c.conv,
-        linear_key_head_dim=c.gdn_dim,
-        linear_value_head_dim=c.gdn_dim,
-        linear_num_key_heads=c.gdn_heads,
-        linear_num_value_heads=c.gdn_heads,
-        layer_types=["full_attention" if full else "linear_attention" for full in full_attention],
-        rms_norm_eps=c.eps,
-        max_position_embeddings=c.n_ctx,
+        linear_conv_kernel_dim=c.ssm_conv_kernel,
+        linear_key_head_dim=c.ssm_head_dim,
+        linear_value_head_dim=c.ssm_head_dim,
+        linear_num_key_heads=c.ssm_k_heads,
+        linear_num_value_heads=c.ssm_v_heads,
+        layer_types=["linear_attention" if one else "full_attention" for one in recurrent],
+        rms_norm_eps=EPS,
+        max_position_embeddings=c.n_ctx_train,
         rope_parameters={
             "rope_type": "default",
-            "rope_theta": c.rope_base,
+            "rope_theta": c.rope_freq_base,
             "partial_rotary_factor": c.n_rot / c.head_dim,
-            "mrope_section": c.mrope_section,
+            "mrope_section": c.rope_sections[:3],
         },
     )
     return Qwen3_5TextModel(config).float()
@@ -97,14 +75,14 @@ class Model(nn.Module):
     Row p of the head takes embed(x_p) and a hidden row of position p - 1, and predicts x_{p+1}.
     """
 
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: ModelShape = SHAPE) -> None:
         super().__init__()
         self.c = c
-        self.trunk = text_model(c, c.full_attention)
-        self.head = text_model(c, [True])
+        self.trunk = text_model(c, [i in c.recurrent_layers for i in range(c.n_layer)])
+        self.head = text_model(c, [False])
         del self.head.embed_tokens
-        self.e_norm = Qwen3_5RMSNorm(c.n_embd, c.eps)
-        self.h_norm = Qwen3_5RMSNorm(c.n_embd, c.eps)
+        self.e_norm = Qwen3_5RMSNorm(c.n_embd, EPS)
+        self.h_norm = Qwen3_5RMSNorm(c.n_embd, EPS)
         self.eh_proj = nn.Linear(2 * c.n_embd, c.n_embd, bias=False)
         self._draw()
 

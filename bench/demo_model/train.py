@@ -126,7 +126,6 @@ class Run:
         saved = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "config": asdict(self.model.c),
             "plan": asdict(self.plan),
             **{name: getattr(self, name) for name in ("step", "tokens", "seconds", "long_steps")},
         }

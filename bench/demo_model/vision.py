@@ -26,7 +26,7 @@ from pyllama_mtp.models.mmproj import MERGE, Tower, write_mmproj
 
 from . import evaluate, export, pictures, tokenizer, tower, train
 from .chat import END_OF_TEXT, IM_END
-from .net import Model
+from .net import SHAPE, Model
 from .pictures import ANSWER, CELL, GRID, KINDS, Picture
 
 DEMO = Path(__file__).resolve().parents[2] / "pyllama_mtp/models/demo/demo.gguf"
@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--stages", default=",".join(STAGES), help="comma list (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    words, stream, heldout = tokenizer.prepare(args.work, 2048, 1)
+    words, stream, heldout = tokenizer.prepare(args.work, SHAPE.n_vocab, 1)
     words, stages = with_vision(words, DEMO), args.stages.split(",")
     if "train" in stages:
         Run(args.work, words, plan_of(args.minutes), stream, heldout).loop()
