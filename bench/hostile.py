@@ -249,16 +249,13 @@ def attack(port: int, seed: int, seconds: float) -> Hostile:
 # -- who is honest ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Question:
-    """A prompt, and the answer of a session that has processed nothing else."""
+#: A prompt, and the answer of a session that has processed nothing else.
+Question = tuple[list[int], str]
 
-    prompt: list[int]
-    text: str
 
-    def judge(self, answer: Answer) -> str:
-        """Whether an answer is "right", "wrong", or "failed"."""
-        return "failed" if answer.error else "right" if answer.text == self.text else "wrong"
+def judge(answer: Answer, text: str) -> str:
+    """Whether an answer is "right", "wrong", or "failed"."""
+    return "failed" if answer.error else "right" if answer.text == text else "wrong"
 
 
 def questions(path: Path, seed: int, n: int, threads: int) -> list[Question]:
@@ -273,7 +270,7 @@ def questions(path: Path, seed: int, n: int, threads: int) -> list[Question]:
             prompt = tokens[at : at + size]
             session.reset()
             answer = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True)
-            asked.append(Question(prompt, answer.run().text))
+            asked.append((prompt, answer.run().text))
     return asked
 
 
@@ -299,12 +296,12 @@ class Honest(Load):
     async def ask_on(self, draw: random.Random) -> None:
         while True:
             await asyncio.sleep(draw.expovariate(1 / PAUSE_S))
-            question = draw.choice(self.asked)
-            answer = await self.ask(question.prompt, N_ANSWER)
-            verdict = question.judge(answer)
+            prompt, text = draw.choice(self.asked)
+            answer = await self.ask(prompt, N_ANSWER)
+            verdict = judge(answer, text)
             self.verdicts[verdict] += 1
             if verdict != "right":
-                self.examples.append(f"{answer.error or answer.text!r}, not {question.text!r}")
+                self.examples.append(f"{answer.error or answer.text!r}, not {text!r}")
 
     async def probe(self) -> None:
         while True:

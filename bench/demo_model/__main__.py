@@ -31,9 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="bound by steps instead of minutes")
     parser.add_argument("--work", type=Path, default=Path("demo-work"), help="what is kept")
     parser.add_argument("--out", type=Path, default=DEMO, help="folder of demo.gguf")
-    parser.add_argument("--reference", type=Path, default=None, help="reference file to write")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compile", action="store_true", help="torch.compile the training pass")
     parser.add_argument("--smoke", action="store_true", help="3 steps: does everything run?")
     parser.add_argument("--stages", default=",".join(STAGES), help="comma list (default: all)")
     return parser.parse_args()
@@ -52,7 +50,7 @@ def main() -> None:
     words, stream, heldout = tokenizer.prepare(work, SHAPE.n_vocab, args.seed)
     if "train" in stages:
         steps = 3 if args.smoke else args.steps
-        plan = train.Plan(args.minutes, steps, args.seed, compile=args.compile)
+        plan = train.Plan(args.minutes, steps, args.seed)
         print(json.dumps(asdict(plan)))
         torch.manual_seed(args.seed)
         run = train.Run(work / "checkpoint.pt", Model(), plan, stream, heldout)
@@ -67,7 +65,7 @@ def main() -> None:
     if "evaluate" in stages:
         evaluate.evaluate(gguf_file, words, work, small=args.smoke)
     if "reference" in stages:
-        reference.write(gguf_file, heldout, args.reference or work / "demo_reference.npz")
+        reference.write(gguf_file, heldout, work / "demo_reference.npz")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ class Plan:
     hold: float = 0.25  # fraction of the run before the linear decay starts
     checkpoint_minutes: float = 3.0
     threads: int = 2
-    compile: bool = False
 
 
 def optimizers(model: Model, plan: Plan) -> list[torch.optim.Optimizer]:
@@ -69,10 +68,10 @@ def rate(progress: float, plan: Plan) -> float:
     return min(1.0, max(0.0, (1 - progress) / (1 - plan.hold)))
 
 
-def all_logits(forward: torch.nn.Module, model: Model, tokens: Tensor) -> list[Tensor]:
+def all_logits(model: Model, tokens: Tensor) -> list[Tensor]:
     """Logits of the trunk and of draft steps 1 and 2, computed in bfloat16 where that is safe."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden, states = forward(tokens)
+        hidden, states = model(tokens)
         return [model.logits(rows) for rows in (hidden, *states)]
 
 
@@ -103,7 +102,6 @@ class Run:
     ) -> None:
         torch.set_num_threads(plan.threads)
         self.file, self.model, self.plan, self.heldout = file, model, plan, heldout
-        self.forward = torch.compile(model) if plan.compile else model
         self.short = Rows(stream, plan.row, plan.seed)
         self.long = Rows(stream, plan.long_row, plan.seed + 1)
         self.optimizers = optimizers(model, plan)
@@ -141,13 +139,12 @@ class Run:
 
     def one_step(self) -> dict[str, float]:
         """One optimizer step on the next rows; returns its figures."""
-        plan, forward, rows = self.plan, self.forward, self.short
-        index = self.step - self.long_steps
-        if self.progress() >= plan.long_from:
-            forward, rows, index = self.model, self.long, self.long_steps
+        rows, index = self.short, self.step - self.long_steps
+        if self.progress() >= self.plan.long_from:
+            rows, index = self.long, self.long_steps
             self.long_steps += 1
-        batch = rows.batch(index, plan.tokens_per_step // rows.row)
-        total, figures = losses(all_logits(forward, self.model, batch[:, :-1]), batch[:, 1:])
+        batch = rows.batch(index, self.plan.tokens_per_step // rows.row)
+        total, figures = losses(all_logits(self.model, batch[:, :-1]), batch[:, 1:])
         total.backward()
         self.tokens += batch.shape[0] * (batch.shape[1] - 1)
         self.update(self.model.parameters())

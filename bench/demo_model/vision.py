@@ -42,7 +42,6 @@ ENCODER = Tower(
 IMAGE = -1  # stands for a row of an image among token ids
 N_PICTURES, N_DESCRIBED, N_ROWS = 24, 12, 4  # of a step; rows of text have 256 tokens
 WARM_UP_MINUTES = 2.5
-SEEDS = {"train": 1, "heldout": 2}
 
 
 def extended(path: Path) -> Model:
@@ -144,16 +143,6 @@ class Captions:
         return self.tokens[:, 1:][self.answer][None]
 
 
-@torch.no_grad()
-def figures(batch: Captions, model: Model, weights: tower.Weights) -> dict[str, float]:
-    """Part of the answers that greedy choice gets wholly right, and agreement of the drafts."""
-    trunk, head, second = (x.argmax(-1) for x in batch.logits(model, weights))
-    right = torch.ones_like(batch.answer)
-    right[batch.answer] = (trunk == batch.targets)[0]
-    parts = {"whole": right.all(1), "agree": head == trunk, "agree2": second == trunk}
-    return {name: round(float(part.float().mean()), 4) for name, part in parts.items()}
-
-
 def warm_up(minutes: float, seed: int = 1) -> tower.Weights:
     """An encoder whose rows tell a linear layer what is in their cells: which kind, how many of it
     the picture has, and how many other kinds are to be named before it. 40 times faster than to
@@ -206,7 +195,7 @@ class Run(train.Run):
         self.optimizers.append(adam)
         if not self.load():
             self._take(warm_up(WARM_UP_MINUTES, plan.seed))
-            rows = tower.encode(ENCODER, self.weights, self.captions("train", 0, 64, 0).pixels)
+            rows = tower.encode(ENCODER, self.weights, self.captions(64, 0).pixels)
             for name in ("mm.2.weight", "mm.2.bias"):  # as large as embeddings
                 self.weights[name].data *= float(
                     self.model.trunk.embed_tokens.weight.std() / rows.std()
@@ -226,32 +215,23 @@ class Run(train.Run):
         """Also the encoder."""
         super().save(tower={name: value.detach() for name, value in self.weights.items()})
 
-    def captions(self, part: str, step: int, n_pictures: int, n_described: int) -> Captions:
-        """Samples of a step."""
-        rng = np.random.default_rng((SEEDS[part], step))
+    def captions(self, n_pictures: int, n_described: int) -> Captions:
+        """Samples of the next step."""
+        rng = np.random.default_rng((1, self.step))
         drawn = self.samples.draw(n_pictures, rng, True)
         return Captions(drawn + self.samples.draw(n_described, rng, False), rng)
 
     def one_step(self) -> dict[str, float]:
         """One optimizer step."""
-        batch = self.captions("train", self.step, N_PICTURES, N_DESCRIBED)
+        batch = self.captions(N_PICTURES, N_DESCRIBED)
         captions, said = train.losses(batch.logits(self.model, self.weights), batch.targets)
         captions.backward()
         rows = self.rows.batch(self.step, N_ROWS)
-        logits = train.all_logits(self.model, self.model, rows[:, :-1])
+        logits = train.all_logits(self.model, rows[:, :-1])
         text, read = train.losses(logits, rows[:, 1:])
         text.backward()
         self.update([*self.model.parameters(), *self.weights.values()])
         return said | {f"text_{name}": value for name, value in read.items()}
-
-    def checked(self) -> dict[str, Any]:
-        """Figures on held-out pictures, lists and text."""
-        found = super().checked()
-        for name, counts in (("image", (64, 0)), ("described", (0, 64))):
-            batch = self.captions("heldout", 0, *counts)
-            said = figures(batch, self.model, self.weights)
-            found |= {f"{name}_{key}": value for key, value in said.items()}
-        return found
 
 
 def write(work: Path, out: Path, words: Tokenizer) -> None:
