@@ -74,6 +74,16 @@ DRAFT_TIE = 0.05  #: difference of two logits of the head, by their probabilitie
 OUR_LIBRARY = "llama-server on our libllama"
 ALONE, Q8_0, TOGETHER = "alone", "q8_0 caches", "together"
 
+#: Texts with places for images: first, in the middle, last, several.
+TEXTS = (
+    f"{HERE}def area(shape):\n    ",
+    f"The picture {HERE} shows a list. In Python, ",
+    f"# What follows is a screenshot of the module os.path: {HERE}",
+    f"First {HERE} and then {HERE}, which are both ",
+)
+#: Width and height of pictures, by trial: of few tokens, and of more than a graph has.
+SIZES = ((96, 64), (64, 128), (160, 224), (320, 256), (448, 96), (384, 352))
+
 Trial = dict[str, Any]
 Gap = tuple[str, float]
 
@@ -97,6 +107,24 @@ def prompts_of(model: Model) -> list[list[int]]:
     else:
         ids = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(STEP * len(N_PROMPT))]
     return [ids[STEP * i : STEP * i + n] for i, n in enumerate(N_PROMPT)]
+
+
+def png(seed: int, size: tuple[int, int]) -> bytes:
+    """A file with a picture of coarse noise."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(out, "PNG")
+    return out.getvalue()
+
+
+def written() -> list[tuple[str, list[bytes]]]:
+    """Texts with their images."""
+    return [
+        (text, [png(10 * i + j, size) for j in range(text.count(HERE))])
+        for i, size in enumerate(SIZES)
+        for text in TEXTS
+    ]
 
 
 def settings(depth: int, cache_type: str) -> Settings:
@@ -157,14 +185,20 @@ def ask(running: LlamaServer, prompt: Any, n_prompt: int, read: int = 0) -> tupl
     return answer | {"rounds": rounds_of(log[read:], n_prompt)}, len(log)
 
 
-def answers(server: str, given: Settings, model: Model, prompts: list[list[int]]) -> list[Any]:
-    """llama-server's to prompts of text."""
-    options = [*server_options(PeerOptions(given, str(model.path), 0)), "-lv", "5"]
+def answers(server: str, given: Settings, prompts: list[Any], of: Model | Vision) -> list[Any]:
+    """llama-server's to prompts of text; or to prompts with images, by a server for each."""
+    model, mmproj = (of.model, str(of.path)) if isinstance(of, Vision) else (of, "")
+    options = server_options(PeerOptions(given, str(model.path), 0, mmproj=mmproj))
     found, read = [], 0
-    with LlamaServer(server, options) as running:
-        for prompt in prompts:
-            answer, read = ask(running, prompt, len(prompt), read)
-            found.append(answer)
+    if not mmproj:
+        with LlamaServer(server, [*options, "-lv", "5"]) as running:
+            for prompt in prompts:
+                answer, read = ask(running, prompt, len(prompt), read)
+                found.append(answer)
+    for (text, images), prompt in zip(written(), prompts, strict=True) if mmproj else ():
+        with LlamaServer(server, [*options, "-lv", "5"]) as running:
+            said = running.image_prompt(text, [base64.b64encode(one).decode() for one in images])
+            found.append(ask(running, said, len(prompt))[0])
     return found
 
 
@@ -199,23 +233,31 @@ LIMITS: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "log_ties"
 
 
 def alone(model: Model, given: Settings, prompt: Any, recorded: Recorded) -> tuple[Answer, Any]:
-    """Our answer in a session of its own, and its drafts."""
+    """Our answer in a session of its own, and its drafts by the entries before them."""
     recorded.rounds = {}
     with Session(model, given) as session:
-        return session.generate(prompt, **LIMITS).run(), recorded.rounds
+        answer = session.generate(prompt, **LIMITS).run()
+    images = getattr(prompt, "images", ())  # whose positions are fewer than their entries
+    spare = len(prompt) - position(len(prompt), images) if images else 0
+    return answer, {at + spare: tokens for at, tokens in recorded.rounds.items()}
 
 
-def trials(model: Model, server: str, depth: int, recorded: Recorded) -> list[Trial]:
-    """All of one model and depth."""
-    prompts, found = prompts_of(model), []
-    for cache_type, ways in (("f16", (ALONE, TOGETHER)), ("q8_0", (Q8_0,))):
+def trials(of: Model | Vision, server: str, depth: int, recorded: Recorded) -> list[Trial]:
+    """All of one model and depth; of a model with an encoder after images."""
+    model, caches, found = of, {"f16": (ALONE, TOGETHER), "q8_0": (Q8_0,)}, []
+    if isinstance(of, Vision):
+        model, caches = of.model, {"f16": (ALONE, TOGETHER)}
+        prompts = [of.prompt(*one) for one in written()]
+    else:
+        prompts = prompts_of(model)
+    for cache_type, ways in caches.items():
         given = settings(depth, cache_type)
-        theirs = answers(server, given, model, prompts)
+        theirs = answers(server, given, prompts, of)
         pairs = [alone(model, given, prompt, recorded) for prompt in prompts]
         ours = [answer for answer, _ in pairs]
         for way in ways:
             if way == TOGETHER:
-                with BatchSession(model, given, len(prompts)) as batch:
+                with BatchSession(model, given, 4) as batch:
                     ours = [*batch.generate(prompts, **LIMITS).run().results]
             for prompt, mine, its, (_, drafts) in zip(prompts, ours, theirs, pairs, strict=True):
                 where = {"depth": depth, "way": way, "prompt": len(prompt)}
@@ -246,56 +288,6 @@ def table(ended: dict[str, list[Trial]]) -> list[str]:
     return [*results.markdown_table(head, rows), "", *named]
 
 
-# -- images ----------------------------------------------------------------------------------------
-
-#: Texts with places for images: first, in the middle, last, several.
-TEXTS = (
-    f"{HERE}def area(shape):\n    ",
-    f"The picture {HERE} shows a list. In Python, ",
-    f"# What follows is a screenshot of the module os.path: {HERE}",
-    f"First {HERE} and then {HERE}, which are both ",
-)
-#: Width and height of pictures, by trial: of few tokens, and of more than a graph has.
-SIZES = ((96, 64), (64, 128), (160, 224), (320, 256), (448, 96), (384, 352))
-
-
-def png(seed: int, size: tuple[int, int]) -> bytes:
-    """A file with a picture of coarse noise."""
-    rng = np.random.default_rng(seed)
-    small = rng.integers(0, 256, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(out, "PNG")
-    return out.getvalue()
-
-
-def image_trials(vision: Vision, server: str, depth: int, recorded: Recorded) -> list[Trial]:
-    """All of one model and depth, after images."""
-    model, given, found = vision.model, settings(depth, "f16"), []
-    peer = server_options(PeerOptions(given, str(model.path), 0))
-    written = [
-        (text, [png(10 * i + j, size) for j in range(text.count(HERE))])
-        for i, size in enumerate(SIZES)
-        for text in TEXTS
-    ]
-    prompts = [vision.prompt(*one) for one in written]
-    with BatchSession(model, given, 4) as batch:
-        together = batch.generate(prompts, **LIMITS).run().results
-    for prompt, (text, images), beside in zip(prompts, written, together, strict=True):
-        with LlamaServer(server, [*peer, "--mmproj", str(vision.path), "-lv", "5"]) as running:
-            said = running.image_prompt(text, [base64.b64encode(one).decode() for one in images])
-            theirs, _ = ask(running, said, len(prompt))
-        mine, rounds = alone(model, given, prompt, recorded)
-        spare = len(prompt) - position(len(prompt), prompt.images)  # the server counts entries
-        drafts = {at + spare: tokens for at, tokens in rounds.items()}
-        for way, ours in ((ALONE, mine), (TOGETHER, beside)):
-            where = {"depth": depth, "way": way, "prompt": len(prompt)}
-            found.append(where | compared(ours, theirs, drafts))
-    return found
-
-
-# -- all -------------------------------------------------------------------------------------------
-
-
 def of_text(server: str, folder: Path, recorded: Recorded) -> Iterator[tuple[str, list[Trial]]]:
     """The trials of each model, by name."""
     models = write_models(folder)
@@ -316,7 +308,7 @@ def of_images(server: str, folder: Path, recorded: Recorded) -> Iterator[tuple[s
             mmproj = folder / f"encoder-{path.stem}.gguf"
             write_synthetic_mmproj(mmproj, model.n_embd_inp)
             with Vision(model, mmproj, n_threads=1) as vision:
-                runs = (image_trials(vision, server, depth, recorded) for depth in DEPTHS)
+                runs = (trials(vision, server, depth, recorded) for depth in DEPTHS)
                 yield path.stem, [trial for found in runs for trial in found]
 
 
