@@ -105,14 +105,10 @@ def build(folder: Path, defines: Sequence[str] = (), archive: Path | None = None
 
 def report(folder: Path, ours: dict[str, Any]) -> str:
     """What is built and how, and where it differs from our library, whose stamp is `ours`."""
-    absent, info = missing(folder), description(folder)
-    lines = [f"{name:14}{'not built' if name in absent else 'built'}" for name in PROGRAMS]
-    keys = ("upstream_commit", "series", "compiler", "build_type", "cpu_features", "defines")
-    lines += [f"{key:14}{info[key]}" for key in keys if key in info]
-    if info:
-        lines.append(f"ggml          {' '.join(name for name, on in info['ggml'].items() if on)}")
-    for key in ("upstream_commit", "cpu_features", "compiler"):
-        if info and info.get(key) != ours.get(key):
+    info = description(folder)
+    lines = [f"not built: {', '.join(missing(folder)) or 'none'}", json.dumps(info, indent=1)]
+    for key in ("upstream_commit", "cpu_features", "compiler") if info else ():
+        if info.get(key) != ours.get(key):
             lines.append(f"our library has another {key}: {ours.get(key)}")
     return "\n".join(lines)
 

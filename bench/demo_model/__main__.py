@@ -63,7 +63,7 @@ def main() -> None:
         record = {"steps": saved["step"], "tokens": saved["tokens"], "seed": saved["plan"]["seed"]}
         export.export(model, words, gguf_file, record)
     if "evaluate" in stages:
-        evaluate.evaluate(gguf_file, words, work, small=args.smoke)
+        evaluate.evaluate(gguf_file, words, work)
     if "reference" in stages:
         reference.write(gguf_file, heldout, work / "demo_reference.npz")
 

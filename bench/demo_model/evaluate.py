@@ -78,16 +78,12 @@ def on_text(model: Model, stream: np.ndarray, limit: int) -> dict[str, Any]:
     }
 
 
-def evaluate(
-    gguf_file: Path, tokenizer: Tokenizer, work: Path, small: bool = False
-) -> dict[str, Any]:
-    """Figures of all held-out text and of each class; also written to work/evaluation.json."""
+def evaluate(gguf_file: Path, tokenizer: Tokenizer, work: Path) -> None:
+    """Write figures of all held-out text and of each class to work/evaluation.json."""
     torch.set_num_threads(2)
     model, records = load(gguf_file), read(work / "heldout.jsonl")
-    limit, class_limit = (16, 16) if small else (320, 64)  # rows, drawn from all the text
-    result = {"heldout": on_text(model, np.load(work / "heldout.npy"), limit)}
+    result = {"heldout": on_text(model, np.load(work / "heldout.npy"), 320)}
     for kind in corpus.CLASSES:
         stream = encode(tokenizer, [r for r in records if r["class"] == kind], 0)
-        result[kind] = on_text(model, stream, class_limit)
+        result[kind] = on_text(model, stream, 64)
     (work / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
-    return result

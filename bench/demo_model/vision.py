@@ -84,18 +84,16 @@ class Samples:
         asked = pictures.prompt(question, shown, first)
         return asked, f"{ANSWER} {picture.caption}.{IM_END}\n"
 
-    def ids(self, prompt: str) -> list[int]:
-        """Token ids of a prompt of :meth:`text`; IMAGE for each row of its image."""
-        parts = [self.words.encode(part).ids for part in prompt.split("\0")]
-        return parts[0] + [i for part in parts[1:] for i in (*self.shown, *part)]
-
     def draw(self, n: int, rng: np.random.Generator, image: bool) -> list[tuple[Any, ...]]:
-        """`n` samples: token ids of the prompt and of the answer, and the picture."""
+        """`n` samples: token ids of the prompt (IMAGE for each row of its image) and of the answer,
+        and the picture."""
         found = []
         for _ in range(n):
             picture = pictures.draw_up(rng)
             asked, answer = self.text(picture, rng, image)
-            found.append((self.ids(asked), self.words.encode(answer).ids, picture))
+            before, *after = (self.words.encode(part).ids for part in asked.split("\0"))
+            ids = before + [i for part in after for i in (*self.shown, *part)]
+            found.append((ids, self.words.encode(answer).ids, picture))
         return found
 
 

@@ -91,36 +91,29 @@ class Cases:
         return [{"op": "file", "index": which}, *edits] if len(mutators) > 1 else edits
 
     def run(self, kind: str, edits: list[Edit]) -> Result:
-        """Write the file, use it, remove it."""
-        written: dict[Path, bytes] = {}
-        if kind == "prompt":
-            written[self.folder / "case.bin"] = self._edited_prompt(edits)
-        elif kind == "image":
-            picture = self._pictures[edits[0]["name"]]
-            written[self.folder / "case.bin"] = apply_bytes(picture, edits[1:])
-        else:
-            which = 0
-            if edits and edits[0]["op"] == "file":
-                which, edits = edits[0]["index"], edits[1:]
-            for index, mutator in enumerate(self._mutators(kind)):
-                data = apply(mutator.base, edits if index == which else [])
-                written[self._path(kind, index)] = data
-        for path, data in written.items():
-            path.write_bytes(data)
-        path, *others = written
+        """Write the file, and use it."""
         try:
-            if kind in MODELS:
-                return run_model(path, others[0] if kind == "head" else None)
-            if kind == "prompt":
-                return self._run_prompt(path, edits)
-            return self._run_image(path) if kind == "image" else self._run_encoder(path)
-        except PyllamaMtpError:
-            raise
+            return self._use(kind, edits)
         except Exception:
             return Result(FINDING, traceback.format_exc(limit=-6))
-        finally:
-            for path in written:
-                path.unlink()
+
+    def _use(self, kind: str, edits: list[Edit]) -> Result:
+        path = self.folder / "case.bin"
+        if kind == "prompt":
+            path.write_bytes(self._edited_prompt(edits))
+            return self._run_prompt(path, edits)
+        if kind == "image":
+            path.write_bytes(apply_bytes(self._pictures[edits[0]["name"]], edits[1:]))
+            return self._run_image(path)
+        which = 0
+        if edits and edits[0]["op"] == "file":
+            which, edits = edits[0]["index"], edits[1:]
+        paths = [self._path(kind, index) for index in range(len(self._mutators(kind)))]
+        for index, mutator in enumerate(self._mutators(kind)):
+            paths[index].write_bytes(apply(mutator.base, edits if index == which else []))
+        if kind == "mmproj":
+            return self._run_encoder(paths[0])
+        return run_model(paths[0], paths[1] if kind == "head" else None)
 
     def _path(self, kind: str, index: int) -> Path:
         part = f"-{index + 1:05}-of-{N_PARTS:05}" if kind == "split" else ""

@@ -33,6 +33,6 @@ def test_the_report_says_how_the_programs_are_built_and_what_differs(tmp_path: P
     (tmp_path / "peers.json").write_text(json.dumps(INFO))
     (tmp_path / "request.json").write_text(json.dumps({"defines": ["GGML_OPENMP=OFF"]}))
     same = peers.report(tmp_path, INFO)
-    assert "llama-server  not built" in same and "['GGML_OPENMP=OFF']" in same
-    assert "ggml          GGML_OPENMP\n" in f"{same}\n" and "another" not in same
+    assert "not built: llama-bench, llama-server" in same and "another" not in same
+    assert '"GGML_OPENMP=OFF"' in same and '"GGML_CUDA": false' in same
     assert "another cpu_features: avx" in peers.report(tmp_path, {**INFO, "cpu_features": "avx"})
