@@ -18,7 +18,6 @@ the run early, with a summary.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -30,7 +29,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchkit import results
+from benchkit import parser_of, results
 from fuzzkit.cases import FINDING, KINDS, OUTCOMES
 from fuzzkit.pool import Case, Pool
 
@@ -42,9 +41,7 @@ PER_SEED = 1_000_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; the exit code is 1 if there are findings."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add, cores = parser.add_argument, len(os.sched_getaffinity(0))
     usual = "model=10000,head=2000,split=2000,prompt=1000,mmproj=1000,image=1000"
     add("--count", default=usual, help="how many (default: %(default)s); a number is of models")

@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchkit import BENCH
+from benchkit import BENCH, parser_of
 from benchkit.model import SYNTHETIC, make_models
 
 from pyllama_mtp.measure.peers import BUILD_FOLDER, VARIABLE
@@ -67,7 +67,7 @@ class Piece:
 
 PIECES = (
     Piece("doctor", 20, "", "-m pyllama_mtp doctor"),
-    Piece("texts", 25, SMALL, f"{BENCH}/gpu.py --texts {{model}}"),
+    Piece("texts", 25, SMALL, f"{BENCH}/soak.py --steps 30 --model {{model}}"),
     Piece("installs-small", 45, SMALL, INSTALLS),
     Piece("golden-27b", 125, DENSE, f"{PUBLISH}gpu_golden --files {DENSE}"),
     Piece("golden-35b", 100, EXPERTS, f"{PUBLISH}gpu_golden --files {EXPERTS}"),
@@ -80,31 +80,6 @@ PIECES = (
     Piece("experts", 60, EXPERTS, f"{PUBLISH}gpu_experts"),
     Piece("half", 60, DENSE, f"{PUBLISH}gpu_half"),
 )
-
-
-def texts(path: Path) -> int:
-    """Whether greedy texts with drafts are those without. A text that begins to differ at a near
-    tie, where two tokens are equally good but for rounding, is right."""
-    from pyllama_mtp import Model, Session, Settings
-
-    plain = list[int]()
-    with Model(path) as model:
-        prompt = model.tokenize(Path(argparse.__file__).read_text(encoding="utf-8"))[:1000]
-        for depth in (0, 1, 3, "auto"):
-            with Session(model, Settings(n_ctx=2048, draft_n_max=depth, ngram=False)) as session:
-                running = session.generate(prompt, max_tokens=256, ignore_eos=True, log_ties=True)
-                answer = running.run()
-            tokens, told = [*answer.tokens], answer.telemetry
-            plain, end, tie = plain or tokens, "equal to no MTP", True
-            if tokens != plain:
-                at = [a == b for a, b in zip(plain, tokens, strict=True)].index(False)
-                tie = any(one.index == at for one in told.near_ties or ())
-                end = f"token {at} differs, {'a near tie' if tie else 'WRONG'}"
-            rates = " ".join(f"{rate:.2f}" for rate in told.acceptance_per_position)
-            print(f"texts: depth {depth}: {end}; accepted {rates or '-'}", flush=True)
-            if not tie:
-                return FAILED
-    return 0
 
 
 def memory(path: Path) -> int:
@@ -209,9 +184,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     room = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     usual = Path("/dev/shm" if room > SIZE else tempfile.gettempdir(), "gpu-models")
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add, names = parser.add_argument, [one.name for one in PIECES]
     add("--output", type=Path, default=Path("build/gpu"), metavar="DIR", help="%(default)s")
     add("--models", type=Path, default=usual, metavar="DIR", help="%(default)s")
@@ -219,14 +192,13 @@ def main(argv: list[str] | None = None) -> int:
     add("--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {names}")
     add("--old", metavar="INSTALL", help="to compare with: see installs.py; without it none is")
     add("--quick", action="store_true", help="try it, with tiny models: figures mean nothing")
-    for name, what in (("texts", texts), ("memory", memory)):
-        add(f"--{name}", type=Path, metavar="FILE", help=what.__doc__)
+    add("--memory", type=Path, metavar="FILE", help=memory.__doc__)
     add("--write", action="store_true", help="only write the models")
     args = parser.parse_args(argv)
     if args.quick:
         SYNTHETIC.update(TINY)
-    if args.texts or args.memory:
-        return texts(args.texts) if args.texts else memory(args.memory)
+    if args.memory:
+        return memory(args.memory)
     args.models, args.output = args.models.resolve(), args.output.resolve()
     args.models.mkdir(parents=True, exist_ok=True)
     if args.write:

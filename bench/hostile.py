@@ -45,7 +45,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-from benchkit import growth, results
+from benchkit import growth, parser_of, results
 from benchkit.servers import OurServer
 from load import Answer, Load, clients, processes
 
@@ -378,9 +378,7 @@ def report(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("-m", "--model", type=Path, default=demo_path(), help="default: the demo model")
     add("--minutes", type=float, default=30, metavar="M", help="of hostility (%(default)s)")

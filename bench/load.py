@@ -42,7 +42,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-from benchkit import DRAFTS, anonymous, results
+from benchkit import DRAFTS, anonymous, parser_of, results
 from benchkit.servers import OurServer
 
 from pyllama_mtp.measure.peers import LlamaServer, find
@@ -223,9 +223,7 @@ def row(cell: dict[str, Any]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("-m", "--model", type=Path, default=demo_path(), help="default: the demo model")
     add("--clients", default="0,1,2,4,8,16", metavar="N,...", help="default: %(default)s")

@@ -31,7 +31,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchkit import BENCH, RESULTS
+from benchkit import BENCH, RESULTS, parser_of
 from benchkit.model import OTHERS, SYNTHETIC, make_models, make_picture
 from benchkit.speedpage import part
 
@@ -160,9 +160,7 @@ def measure(section: Section, args: argparse.Namespace, folder: Path, end: float
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     names = [section.name for section in SECTIONS]
     usual = [name for name in names if not name.startswith("gpu")]
     add = parser.add_argument

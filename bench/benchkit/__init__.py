@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,12 @@ ROOT, RESULTS = BENCH.parent, BENCH / "results"
 DRAFTS = ROOT / "build" / "results"
 
 sys.path.append(str(ROOT))  # for tests.*; after the installed package
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser of a script's options, whose help begins with the script's docstring."""
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=doc, formatter_class=raw)
 
 
 def anonymous(process: psutil.Process) -> int:
