@@ -49,26 +49,19 @@ class Products:
     """Products of an [m, k] matrix with 1 to 8 columns, in upstream's way or ours."""
 
     def __init__(
-        self,
-        stack: ExitStack,
-        name: str,
-        shape: tuple[int, int],
-        n_threads: int,
-        numbers: list[int],
-        now: bool,
-        other: Products | None = None,
+        self, stack: ExitStack, name: str, args: argparse.Namespace, other: Products | None = None
     ) -> None:
-        """`other`: the other way, whose matrix this one uses if both want the same layout: two
-        copies would share the last cache, and the figures would be those of memory."""
-        self.now, self.library, self.ggml = now, native.load(), Ggml()
-        (m, k), kind, g = shape, KINDS[name], self.ggml
+        """Our way; or upstream's, with ours as `other`, whose matrix is used if both want the same
+        layout: two copies would share the last cache, and the figures would be those of memory."""
+        self.now, self.library, self.ggml = not other, native.load(), Ggml()
+        m, k, kind, g = args.rows, args.columns, KINDS[name], self.ggml
         g.ffi.cdef(DECLARATIONS)
-        self.library.set_cpu_switch("small_batch", now)
+        self.library.set_cpu_switch("small_batch", self.now)
         self.backend = g.ggml_backend_cpu_init()
         stack.callback(g.ggml_backend_free, self.backend)
-        g.ggml_backend_cpu_set_n_threads(self.backend, n_threads)
+        g.ggml_backend_cpu_set_n_threads(self.backend, args.threads)
         cpu = g.ggml_backend_cpu_buffer_type()
-        rng, layout = np.random.default_rng(0), None if now else self._layout(name)
+        rng, layout = np.random.default_rng(0), self._layout(name) if other else None
         self.matrix: Any
         if other and not layout:
             address = int(other.ggml.ffi.cast("intptr_t", other.matrix))
@@ -80,11 +73,11 @@ class Products:
             g.ffi.buffer(ones)[:] = np.ones(k, np.float32).tobytes()  # an importance matrix
             g.ggml_quantize_chunk(kind, rows, data, 0, m, k, ones)
             g.ggml_backend_tensor_set(self.matrix, data, 0, len(data))
-        columns = self._tensors(stack, [(F32, k, n) for n in numbers], cpu)
+        columns = self._tensors(stack, [(F32, k, n) for n in args.n], cpu)
         for column in columns:
             g.data(column)[:] = rng.standard_normal(g.data(column).size)
         self.graphs = {}
-        for n, column in zip(numbers, columns, strict=True):
+        for n, column in zip(args.n, columns, strict=True):
             ctx = stack.enter_context(g.context(16 * n * m))
             self.graphs[n] = g.ggml_new_graph(ctx)
             g.ggml_build_forward_expand(self.graphs[n], g.ggml_mul_mat(ctx, self.matrix, column))
@@ -123,10 +116,8 @@ class Products:
 def measure(name: str, args: argparse.Namespace) -> dict[str, dict[int, float]]:
     """The least seconds of a product, by way and number of columns."""
     with ExitStack() as stack:
-        shape = (args.rows, args.columns)
-        now = Products(stack, name, shape, args.threads, args.n, True)
-        before = Products(stack, name, shape, args.threads, args.n, False, now)
-        ways = {"before": before, "now": now}
+        now = Products(stack, name, args)
+        ways = {"before": Products(stack, name, args, now), "now": now}
         least: dict[str, dict[int, float]] = {way: dict.fromkeys(args.n, 1e9) for way in ways}
         end = time.monotonic() + args.seconds
         while time.monotonic() < end:

@@ -32,7 +32,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("demo-work"), help="what is kept")
     parser.add_argument("--out", type=Path, default=DEMO, help="folder of demo.gguf")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--smoke", action="store_true", help="3 steps: does everything run?")
     parser.add_argument("--stages", default=",".join(STAGES), help="comma list (default: all)")
     return parser.parse_args()
 
@@ -49,8 +48,7 @@ def main() -> None:
     gguf_file = out / "demo.gguf"
     words, stream, heldout = tokenizer.prepare(work, SHAPE.n_vocab, args.seed)
     if "train" in stages:
-        steps = 3 if args.smoke else args.steps
-        plan = train.Plan(args.minutes, steps, args.seed)
+        plan = train.Plan(args.minutes, args.steps, args.seed)
         print(json.dumps(asdict(plan)))
         torch.manual_seed(args.seed)
         run = train.Run(work / "checkpoint.pt", Model(), plan, stream, heldout)
