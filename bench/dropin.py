@@ -25,15 +25,14 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 from benchkit import BENCH, RESULTS, ROOT, results
-from gguf import GGUFWriter, PoolingType
+from gguf import PoolingType
 
 from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama import native
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.models.demo import demo_path
-from tests import plain, trimmed
+from tests import plain
 
 sys.path.insert(0, str(ROOT / "vendor"))
 
@@ -91,9 +90,9 @@ def unpack(archive: Path) -> Path:
     return folder
 
 
-def make_models(vocabularies: Path) -> Path:
-    """Write the models that the tests ask for, named like their repositories; returns their
-    folder."""
+def make_models() -> Path:
+    """Write the models that the tests ask for, named like their repositories; returns their folder.
+    That for embeddings is of Qwen3's kind, which pools the last token."""
     folder = FOLDER / "models"
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("Qwen3.5-0.8B-GGUF", "Falcon-H1-Tiny-90M-Instruct-GGUF"):
@@ -101,34 +100,9 @@ def make_models(vocabularies: Path) -> Path:
         (folder / f"{name}.gguf").symlink_to(demo_path())
     plain.write_model(folder / "models.gguf", "llama")
     plain.write_model(folder / "mamba-130m-hf-GGUF.gguf", "mamba")
-    write_bert(folder / "bge-small-en-v1.5-gguf.gguf", vocabularies / "ggml-vocab-bert-bge.gguf")
+    embeddings = folder / "bge-small-en-v1.5-gguf.gguf"
+    plain.write_model(embeddings, "qwen3", n_layer=2, pooling_type=int(PoolingType.LAST))
     return folder
-
-
-def write_bert(path: Path, vocabulary: Path) -> None:
-    """A BERT with random weights, and the tokenizer of a vocabulary file."""
-    n, n_ff, n_layer, n_ctx = 128, 256, 2, 512
-    numbers = {"block_count": n_layer, "context_length": n_ctx, "embedding_length": n}
-    numbers |= {"feed_forward_length": n_ff, "pooling_type": int(PoolingType.CLS)}
-    numbers |= {"attention.head_count": 4, "attention.layer_norm_epsilon": 1e-12}
-    writer = GGUFWriter(path, "bert")
-    trimmed.add_values(writer, {f"bert.{key}": value for key, value in numbers.items()})
-    writer.add_causal_attention(False)
-    trimmed.add_metadata(writer, vocabulary, "tokenizer.")
-    n_vocab = len(trimmed.read(vocabulary)[0]["tokenizer.ggml.tokens"][0])
-    shapes = {"token_embd": (n_vocab, n), "token_types": (2, n), "position_embd": (n_ctx, n)}
-    norms = ["token_embd_norm"]
-    for i in range(n_layer):
-        shapes |= {f"blk.{i}.attn_{part}": (n, n) for part in ("q", "k", "v", "output")}
-        shapes |= {f"blk.{i}.ffn_up": (n_ff, n), f"blk.{i}.ffn_down": (n, n_ff)}
-        norms += [f"blk.{i}.{part}_norm" for part in ("attn_output", "layer_output")]
-    draw = np.random.default_rng(1)
-    tensors = {name: draw.normal(0, shape[1] ** -0.5, shape) for name, shape in shapes.items()}
-    tensors |= dict.fromkeys(norms, np.ones(n))
-    named = {f"{name}.weight": data for name, data in tensors.items()}
-    biased = (name for name in tensors if name.startswith("blk.") or name in norms)
-    named |= {f"{name}.bias": np.zeros(len(tensors[name])) for name in biased}
-    trimmed.finish(writer, {name: data.astype(np.float32) for name, data in named.items()})
 
 
 def run_tests(python: Path, place: Path, models: Path, variant: str) -> dict[str, Outcome]:
@@ -204,7 +178,7 @@ def render(found: dict[str, dict[str, Outcome]]) -> str:
         "The tests are those of the source archive, unchanged; llama-cpp-python is installed from",
         "it without a native library of its own. What the tests would download is replaced: by the",
         "demo model for Qwen3.5-0.8B and Falcon-H1-Tiny, by tiny ones with random weights for the",
-        "others (Llama, Mamba, BERT).",
+        "others (Llama, Mamba, Qwen3).",
         "",
     ]
     for name, (end, said) in ours.items():
@@ -222,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         archive = fetch.verified_archive(fetch.read_pin(fetch.DROP_IN_PIN_FILE), args.archive)
         python, place = make_environment(archive), unpack(archive)
-        models = make_models(place / VOCABULARIES)
+        models = make_models()
         found = {variant: run_tests(python, place, models, variant) for variant in VARIANTS}
     except (PyllamaMtpError, fetch.FetchError, subprocess.TimeoutExpired) as error:
         print(f"dropin: {error}", file=sys.stderr)
