@@ -138,8 +138,8 @@ def rows_of(name: str, ways: dict[str, dict[int, float]]) -> list[list[str]]:
     return [*rows, [name, "before / now", *(f"{before / now:.2f}" for before, now in pairs)]]
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description="What n columns cost, by type.")
     add = parser.add_argument
     add("--types", default=",".join(TYPES.split()), metavar="T,...", help="default: all")
@@ -156,12 +156,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--types: no kernels for {', '.join(sorted(unknown))}; there are: {TYPES}")
     if min(args.rows, args.columns, args.threads, *args.n) < 1 or args.columns % 256:
         parser.error("rows, columns and threads must be 1 or more, columns a multiple of 256")
-    return args
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print."""
-    args = parse_arguments(argv)
     rows = []
     try:
         for name in args.types:

@@ -72,9 +72,8 @@ def main() -> int:
     """Measure and print; 1 if a rate differs by more than 0.03."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", type=int, default=300, help="pictures")
-    parser.add_argument("--cell", type=int, default=pictures.CELL, help="pixels of a cell's side")
     args = parser.parse_args()
-    counts = measure(args.n, cell=args.cell)
+    counts = measure(args.n)
     for name, count in zip(("after an image", "after text"), counts, strict=True):
         print(f"{name}: {count}")
     image, text = (count.accepted / count.drafted for count in counts)

@@ -73,7 +73,7 @@ def ratio_table(cells: Sequence[Cell]) -> str:
         pairs = [*compared([*members])]
         _, auto, plain, _ = pairs[0]
         row |= {
-            f"{name}, tok/s": _speed(cell.decode_tps)
+            f"{name}, tok/s": speed_words(cell.decode_tps or 0.0)
             for name, cell in (("no MTP", plain), ("auto", auto))
             if cell
         }
@@ -85,10 +85,6 @@ def ratio_table(cells: Sequence[Cell]) -> str:
     heads = list(dict.fromkeys(head for row in rows for head in row))
     table = [[row.get(head, "-") for head in heads] for row in rows]
     return to_markdown(heads, table, [head in ("file", "prompt") for head in heads])
-
-
-def _speed(tps: float | None) -> str:
-    return speed_words(tps) if tps else "-"
 
 
 def part(title: str, records: Path) -> str:

@@ -24,8 +24,8 @@ DEMO = Path(__file__).resolve().parents[2] / "pyllama_mtp/models/demo"
 STAGES = ("corpus", "train", "export", "evaluate", "reference")
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
+def main() -> None:
+    """Run the stages that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m demo_model")
     parser.add_argument("--minutes", type=float, default=60.0, help="training time (default 60)")
     parser.add_argument("--steps", type=int, default=0, help="bound by steps instead of minutes")
@@ -33,12 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=DEMO, help="folder of demo.gguf")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stages", default=",".join(STAGES), help="comma list (default: all)")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run the stages that were asked for."""
-    args = arguments()
+    args = parser.parse_args()
     stages = args.stages.split(",")
     work, out = args.work, args.out
     work.mkdir(parents=True, exist_ok=True)

@@ -187,27 +187,26 @@ class Run(train.Run):
     ) -> None:
         super().__init__(work / "vision.pt", extended(DEMO), plan, stream, held)
         self.samples, self.rows = Samples(words), evaluate.Rows(stream, plan.row, 3)
-        self.weights = tower.draw_weights(ENCODER, plan.seed)
+        if self.file.exists():
+            self.weights = tower.draw_weights(ENCODER, plan.seed)
+        else:
+            self.weights = warm_up(WARM_UP_MINUTES, plan.seed)
+            rows = tower.encode(ENCODER, self.weights, self.captions(64, 0).pixels).detach()
+            for name in ("mm.2.weight", "mm.2.bias"):  # as large as embeddings
+                self.weights[name].data *= (
+                    self.model.trunk.embed_tokens.weight.data.std() / rows.std()
+                )
         adam = torch.optim.AdamW(self.weights.values(), lr=plan.lr_other, weight_decay=0.0)
         adam.param_groups[0]["base_lr"] = plan.lr_other
         self.optimizers.append(adam)
-        if not self.load():
-            self._take(warm_up(WARM_UP_MINUTES, plan.seed))
-            rows = tower.encode(ENCODER, self.weights, self.captions(64, 0).pixels)
-            for name in ("mm.2.weight", "mm.2.bias"):  # as large as embeddings
-                self.weights[name].data *= float(
-                    self.model.trunk.embed_tokens.weight.std() / rows.std()
-                )
+        self.load()
 
     def load(self) -> bool:
         """Also the encoder."""
         if found := super().load():
-            self._take(torch.load(self.file, weights_only=True)["tower"])
+            for name, value in torch.load(self.file, weights_only=True)["tower"].items():
+                self.weights[name].data.copy_(value)
         return found
-
-    def _take(self, weights: tower.Weights) -> None:
-        for name, value in weights.items():
-            self.weights[name].data.copy_(value)
 
     def save(self, **more: Any) -> None:
         """Also the encoder."""
@@ -269,12 +268,6 @@ def measure(work: Path, out: Path) -> None:
         print(path.name, evaluate.on_text(export.load(path), np.load(work / "heldout.npy"), 160))
 
 
-def plan_of(minutes: float) -> train.Plan:
-    """Rates for a model that has learned already."""
-    rates = {"lr_matrix": 2e-3, "lr_other": 1e-3, "warmup": 0.05}
-    return train.Plan(minutes, **rates, checkpoint_minutes=1, threads=1)
-
-
 def main() -> None:
     """Run the stages that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m demo_model.vision")
@@ -287,7 +280,9 @@ def main() -> None:
     words, stream, heldout = tokenizer.prepare(args.work, SHAPE.n_vocab, 1)
     words, stages = with_vision(words, DEMO), args.stages.split(",")
     if "train" in stages:
-        Run(args.work, words, plan_of(args.minutes), stream, heldout).loop()
+        rates = {"lr_matrix": 2e-3, "lr_other": 1e-3, "warmup": 0.05}  # it has learned already
+        plan = train.Plan(args.minutes, **rates, checkpoint_minutes=1, threads=1)
+        Run(args.work, words, plan, stream, heldout).loop()
     if "export" in stages:
         write(args.work, args.out, words)
     if "compare" in stages:
