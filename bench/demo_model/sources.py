@@ -48,8 +48,7 @@ def _archive(folder: Path, name: str) -> Path | None:
 
 def _download(folder: Path, package: Package) -> Path:
     """Fetch a package in the pinned version; where apt no longer has that, in its newer one."""
-    names = package.name, package.name.lower()  # an sdist may be spelled otherwise
-    if have := _archive(folder, names[0]) or _archive(folder, names[1]):
+    if have := _archive(folder, package.name):
         return have
     if package.manager == "apt":
         for wanted in (f"{package.name}={package.version}", package.name):
@@ -58,10 +57,9 @@ def _download(folder: Path, package: Package) -> Path:
     else:
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
         subprocess.run([*pip, f"{package.name}=={package.version}"], cwd=folder)
-    have = _archive(folder, names[0]) or _archive(folder, names[1])
-    if not have:
-        raise SystemExit(f"{package.name} {package.version} could not be downloaded; see above")
-    return have
+    if have := _archive(folder, package.name):
+        return have
+    raise SystemExit(f"{package.name} {package.version} could not be downloaded; see above")
 
 
 def _unpack(archive: Path, target: Path) -> None:
