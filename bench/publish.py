@@ -11,7 +11,7 @@
 A section is one `pyllama-mtp matrix` command for each of some models. Its samples are kept in
 bench/results/SECTION.jsonl, from which it goes on after Ctrl-C or when the time was over, with the
 same --more; remove the file to measure anew. Lengths of the context come in ascending order, and
-those for which there is no time are left out. Tables of the sections that it was asked for are
+those for which there is no time are left out. The tables of each section that was asked for are
 printed. Models that MODELS lacks are made first; llama-server and llama-bench are those of the
 folder that PYLLAMA_MTP_PEERS names, or bench/peers.py builds them. Sections of a GPU are those of
 bench/gpu.py; they have to be named, and so have large models.
