@@ -35,14 +35,6 @@ SKIP_PROSE = re.compile(
 )
 
 
-def _read(path: Path) -> str:
-    """The file's text; '' if it is not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):
-        return ""
-
-
 def _pieces(paragraphs: list[str]) -> Iterator[str]:
     """Join paragraphs into documents of at most MAX_DOCUMENT characters."""
     piece: list[str] = []
@@ -60,8 +52,6 @@ def _pieces(paragraphs: list[str]) -> Iterator[str]:
 def from_code(text: str) -> Iterator[tuple[str, str]]:
     """(class, document) of one Python file."""
     tree = code.parse(text)
-    if tree is None:
-        return
     module = code.document(tree)
     if len(module) > 300:
         for piece in _pieces(module.split("\n\n")):
@@ -112,7 +102,7 @@ def documents(roots: dict[str, Path]) -> Iterator[dict[str, str]]:
     """Every document once (exact repeats are dropped), with its class and source file."""
     seen: set[str] = set()
     for name, path in files(roots):
-        text = _read(path)
+        text = path.read_text(encoding="utf-8")
         for kind, document in from_code(text) if path.suffix == ".py" else from_prose(text, name):
             if document not in seen and document.isascii():
                 seen.add(document)
