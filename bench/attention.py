@@ -87,8 +87,8 @@ def measure(layers: Layers, args: argparse.Namespace) -> list[list[str]]:
     return table
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description="What attention costs on this CPU.")
     add = parser.add_argument
     add("--types", default="f16,q8_0", metavar="T,...", help=f"of {', '.join(TYPES)} (%(default)s)")
@@ -111,22 +111,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--cells, --rows and --heads are numbers from 1 on, and --heads are two")
     if args.heads[0] % args.heads[1]:
         parser.error("--heads: heads of queries are a multiple of those of K and V")
-    return args
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print."""
-    args = parse_arguments(argv)
     table = measure(Layers(args.threads), args)
     head = ["cache", "cells", "rows", "upstream, ms", "ours, ms", "upstream / ours", "ours, GB/s"]
     shape = f"{args.layers} layers, {args.heads[0]} heads on {args.heads[1]} of {args.size} numbers"
-    lines = [
-        *results.header_lines(results.header(native.load().stamp)),
-        f"- {shape}, {args.threads} thread(s); the least of {args.seconds:g} seconds",
-        "",
-        *results.markdown_table(head, table),
-    ]
-    print("\n".join(["", *lines]))
+    print()
+    about = f"{shape}, {args.threads} thread(s); the least of {args.seconds:g} seconds"
+    results.show([about], head, table)
     return 0
 
 

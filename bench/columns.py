@@ -49,26 +49,19 @@ class Products:
     """Products of an [m, k] matrix with 1 to 8 columns, in upstream's way or ours."""
 
     def __init__(
-        self,
-        stack: ExitStack,
-        name: str,
-        shape: tuple[int, int],
-        n_threads: int,
-        numbers: list[int],
-        now: bool,
-        other: Products | None = None,
+        self, stack: ExitStack, name: str, args: argparse.Namespace, other: Products | None = None
     ) -> None:
-        """`other`: the other way, whose matrix this one uses if both want the same layout: two
-        copies would share the last cache, and the figures would be those of memory."""
-        self.now, self.library, self.ggml = now, native.load(), Ggml()
-        (m, k), kind, g = shape, KINDS[name], self.ggml
+        """Our way; or upstream's, with ours as `other`, whose matrix is used if both want the same
+        layout: two copies would share the last cache, and the figures would be those of memory."""
+        self.now, self.library, self.ggml = not other, native.load(), Ggml()
+        m, k, kind, g = args.rows, args.columns, KINDS[name], self.ggml
         g.ffi.cdef(DECLARATIONS)
-        self.library.set_cpu_switch("small_batch", now)
+        self.library.set_cpu_switch("small_batch", self.now)
         self.backend = g.ggml_backend_cpu_init()
         stack.callback(g.ggml_backend_free, self.backend)
-        g.ggml_backend_cpu_set_n_threads(self.backend, n_threads)
+        g.ggml_backend_cpu_set_n_threads(self.backend, args.threads)
         cpu = g.ggml_backend_cpu_buffer_type()
-        rng, layout = np.random.default_rng(0), None if now else self._layout(name)
+        rng, layout = np.random.default_rng(0), self._layout(name) if other else None
         self.matrix: Any
         if other and not layout:
             address = int(other.ggml.ffi.cast("intptr_t", other.matrix))
@@ -80,11 +73,11 @@ class Products:
             g.ffi.buffer(ones)[:] = np.ones(k, np.float32).tobytes()  # an importance matrix
             g.ggml_quantize_chunk(kind, rows, data, 0, m, k, ones)
             g.ggml_backend_tensor_set(self.matrix, data, 0, len(data))
-        columns = self._tensors(stack, [(F32, k, n) for n in numbers], cpu)
+        columns = self._tensors(stack, [(F32, k, n) for n in args.n], cpu)
         for column in columns:
             g.data(column)[:] = rng.standard_normal(g.data(column).size)
         self.graphs = {}
-        for n, column in zip(numbers, columns, strict=True):
+        for n, column in zip(args.n, columns, strict=True):
             ctx = stack.enter_context(g.context(16 * n * m))
             self.graphs[n] = g.ggml_new_graph(ctx)
             g.ggml_build_forward_expand(self.graphs[n], g.ggml_mul_mat(ctx, self.matrix, column))
@@ -123,10 +116,8 @@ class Products:
 def measure(name: str, args: argparse.Namespace) -> dict[str, dict[int, float]]:
     """The least seconds of a product, by way and number of columns."""
     with ExitStack() as stack:
-        shape = (args.rows, args.columns)
-        now = Products(stack, name, shape, args.threads, args.n, True)
-        before = Products(stack, name, shape, args.threads, args.n, False, now)
-        ways = {"before": before, "now": now}
+        now = Products(stack, name, args)
+        ways = {"before": Products(stack, name, args, now), "now": now}
         least: dict[str, dict[int, float]] = {way: dict.fromkeys(args.n, 1e9) for way in ways}
         end = time.monotonic() + args.seconds
         while time.monotonic() < end:
@@ -136,30 +127,19 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, dict[int, float]]:
     return least
 
 
-def table(found: dict[str, dict[str, dict[int, float]]], numbers: list[int]) -> list[str]:
-    """Markdown: for each type a product of the first number of columns, and of n columns in units
-    of that."""
-    head = ["type", "", f"{numbers[0]}, us", *map(str, numbers[1:])]
+def rows_of(name: str, ways: dict[str, dict[int, float]]) -> list[list[str]]:
+    """Of each way a product of the first number of columns, and of n columns in units of that; and
+    the time before to the time now."""
     rows = []
-    for name, ways in found.items():
-        for way, least in ways.items():
-            one = least[numbers[0]]
-            ratios = [f"{least[n] / one:.2f}" for n in numbers[1:]]
-            rows.append([name, way, f"{1e6 * one:.1f}", *ratios])
-    return results.markdown_table(head, rows)
+    for way, least in ways.items():
+        one, *more = least.values()
+        rows.append([name, way, f"{1e6 * one:.1f}", *(f"{n / one:.2f}" for n in more)])
+    pairs = zip(ways["before"].values(), ways["now"].values(), strict=True)
+    return [*rows, [name, "before / now", *(f"{before / now:.2f}" for before, now in pairs)]]
 
 
-def gains(found: dict[str, dict[str, dict[int, float]]], numbers: list[int]) -> list[str]:
-    """Markdown: the time before to the time now."""
-    rows = [
-        [name, *(f"{ways['before'][n] / ways['now'][n]:.2f}" for n in numbers)]
-        for name, ways in found.items()
-    ]
-    return results.markdown_table(["type", *map(str, numbers)], rows)
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description="What n columns cost, by type.")
     add = parser.add_argument
     add("--types", default=",".join(TYPES.split()), metavar="T,...", help="default: all")
@@ -176,32 +156,21 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--types: no kernels for {', '.join(sorted(unknown))}; there are: {TYPES}")
     if min(args.rows, args.columns, args.threads, *args.n) < 1 or args.columns % 256:
         parser.error("rows, columns and threads must be 1 or more, columns a multiple of 256")
-    return args
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print."""
-    args = parse_arguments(argv)
-    found = {}
+    rows = []
     try:
         for name in args.types:
-            found[name] = measure(name, args)
-            print("\n".join(table({name: found[name]}, args.n)[2:]), flush=True)
+            rows += rows_of(name, measure(name, args))
+            print(*map("\t".join, rows[-3:]), sep="\n", flush=True)
     finally:
         native.load().set_cpu_switch("small_batch", True)
-    lines = [
-        *results.header_lines(results.header(native.load().stamp)),
-        f"- A matrix of {args.rows} x {args.columns}, {args.threads} thread(s); before: upstream's "
+    about = (
+        f"A matrix of {args.rows} x {args.columns}, {args.threads} thread(s); before: upstream's "
         "ways, repacked where it repacks; now: the CPU patches",
-        "",
-        *table(found, args.n),
-        "",
-        "First microseconds of a product, then products of more columns in units of that. The",
-        "least of many; the two take turns. The time before to the time now:",
-        "",
-        *gains(found, args.n),
-    ]
-    print("\n".join(["", *lines]))
+        "First microseconds of a product, then products of more columns in units of that. The "
+        "least of many; the two take turns",
+    )
+    print()
+    results.show(about, ["type", "", f"{args.n[0]}, us", *map(str, args.n[1:])], rows)
     return 0
 
 

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from unittest import mock
 
 import numpy as np
+from benchkit import results
 
 from pyllama_mtp import Model, Sampling, Session, Settings
 from pyllama_mtp.drafting.depth import DepthController
@@ -62,18 +63,16 @@ def measure(model: Model, way: str, prompt: list[int], answer: list[int]) -> Tel
 
 def main() -> None:
     """Print the table."""
-    lines = next(stdlib_texts()).splitlines(keepends=True)[:N_LINES]
-    print("| model | drafts | tokens | tokens per pass | tokens/s |\n|---|---|---|---|---|")
+    lines, rows = next(stdlib_texts()).splitlines(keepends=True)[:N_LINES], []
     for path in sys.argv[1:] or [demo_path()]:
         with Model(path) as model:
             prompt = model.tokenize("".join(lines) + "\n# Edited:\n")
             answer = model.tokenize("".join(edited(lines)))
             for way in ("head", "n-grams", "both") if model.has_mtp else ("n-grams",):
                 t = measure(model, way, prompt, answer)
-                print(
-                    f"| {model.info.name or path} | {way} | {t.n_generated} "
-                    f"| {t.tokens_per_round:.2f} | {t.decode_tps:.0f} |"
-                )
+                row = [model.info.name or str(path), way, str(t.n_generated)]
+                rows.append([*row, f"{t.tokens_per_round:.2f}", f"{t.decode_tps:.0f}"])
+    results.show([], ["model", "drafts", "tokens", "tokens per pass", "tokens/s"], rows)
 
 
 if __name__ == "__main__":

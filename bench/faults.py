@@ -18,9 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchkit.results import header, header_lines
+from benchkit import results
 
-from pyllama_mtp import native
 from pyllama_mtp.models.demo import demo_path
 from tests.faults import memory, memory_child, signalled
 
@@ -65,7 +64,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--seed", type=int, default=1, help="of the random moments")
     args = parser.parse_args()
-    print("\n".join(header_lines(header(native.load().stamp))))
+    print(results.heading())
     wrong = 0
     for module, rows, n in (
         (memory, memory_rows, args.steps),

@@ -18,7 +18,6 @@ the run early, with a summary.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -30,11 +29,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchkit.results import header, header_lines, markdown_table
+from benchkit import parser_of, results
 from fuzzkit.cases import FINDING, KINDS, OUTCOMES
-from fuzzkit.pool import Case, Outcome, Pool
+from fuzzkit.pool import Case, Pool
 
-from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
 
 #: Cases of a seed.
@@ -43,7 +41,15 @@ PER_SEED = 1_000_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; the exit code is 1 if there are findings."""
-    options = _parser().parse_args(arguments)
+    parser = parser_of(__doc__)
+    add, cores = parser.add_argument, len(os.sched_getaffinity(0))
+    usual = "model=10000,head=2000,split=2000,prompt=1000,mmproj=1000,image=1000"
+    add("--count", default=usual, help="how many (default: %(default)s); a number is of models")
+    add("--seed", type=int, default=1, help="which cases (default: %(default)s)")
+    add("--only", metavar="KIND:INDEX", help="one case of that seed, with its edits")
+    add("--base", type=Path, default=demo_path(), help="the model; small (default: the demo model)")
+    add("--jobs", type=int, default=cores, help="workers (default: CPUs)")
+    options = parser.parse_args(arguments)
     counts = _counts((options.only or options.count).replace(":", "="))
     chosen = {kind: (n,) if options.only else range(n) for kind, n in counts.items()}
     first = options.seed * PER_SEED
@@ -53,27 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for outcome in pool.run(cases):
             ended[outcome.case.kind, outcome.outcome] += 1
             if outcome.outcome == FINDING or options.only:
-                _show(outcome)
+                index = outcome.case.seed - first
+                print(f"--seed {options.seed} --only {outcome.case.kind}:{index}", end="  ")
+                print(f"{outcome.outcome}\n  {outcome.detail.strip()[-1200:]}")
+                print(f"  edits: {json.dumps(outcome.edits)[:2000]}")
             if ended.total() % 500 == 0:
-                words = f"{ended.total()} cases, {time.monotonic() - began:.0f} s"
-                print(words, file=sys.stderr, flush=True)
+                print(f"{ended.total()} cases", file=sys.stderr, flush=True)
     kinds = dict.fromkeys(kind for kind, _ in ended)
     rows = [[kind, *(str(ended[kind, outcome]) for outcome in OUTCOMES)] for kind in kinds]
     rows = [[*row, str(sum(map(int, row[1:])))] for row in rows]
-    print(
-        "\n".join([*header_lines(header(native.load().stamp)), f"- Copies of: {options.base.name}"])
-    )
-    print(f"- Took {time.monotonic() - began:.0f} s", end="\n\n")
-    print("\n".join(markdown_table(["cases", *OUTCOMES, "all"], rows)))
+    about = (f"Copies of: {options.base.name}", f"Took {time.monotonic() - began:.0f} s")
+    results.show(about, ["cases", *OUTCOMES, "all"], rows)
     return int(any(outcome == FINDING for _, outcome in ended))
-
-
-def _show(outcome: Outcome) -> None:
-    seed, index = divmod(outcome.case.seed, PER_SEED)
-    print(f"--seed {seed} --only {outcome.case.kind}:{index}  {outcome.outcome}")
-    print(f"  {outcome.detail.strip()[-1200:]}")
-    if outcome.edits:
-        print(f"  edits: {json.dumps(outcome.edits)[:2000]}")
 
 
 def _counts(text: str) -> dict[str, int]:
@@ -84,20 +81,6 @@ def _counts(text: str) -> dict[str, int]:
     if not {*parts} <= {*KINDS} or not all(n.isdigit() for n in parts.values()):
         raise SystemExit(f"{text!r}: give a number, or KIND=N of {', '.join(KINDS)}")
     return {kind: int(n) for kind, n in parts.items()}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    usual = "model=10000,head=2000,split=2000,prompt=1000,mmproj=1000,image=1000"
-    add("--count", default=usual, help="how many (default: %(default)s); a number is of models")
-    add("--seed", type=int, default=1, help="which cases (default: %(default)s)")
-    add("--only", metavar="KIND:INDEX", help="one case of that seed, with its edits")
-    add("--base", type=Path, default=demo_path(), help="the model; small (default: the demo model)")
-    add("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="workers (default: CPUs)")
-    return parser
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Exit codes: 0 all pieces are measured, 1 one failed, 3 there was no time for one
 from __future__ import annotations
 
 import argparse
-import fcntl
 import itertools
 import os
 import shlex
@@ -31,9 +30,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from benchkit import BENCH
+from benchkit import BENCH, parser_of
 from benchkit.model import SYNTHETIC, make_models
 
 from pyllama_mtp.measure.peers import BUILD_FOLDER, VARIABLE
@@ -47,8 +45,8 @@ SIZE, OWN_CORES = 40 * 2**30, 4
 #: A piece is ended after so many times its seconds; what it has measured until then is kept.
 LONGEST = 1.5
 PUBLISH = f"{BENCH}/publish.py --models {{models}} --results {{output}} {{more}} --only "
-INSTALLS = f"{BENCH}/installs.py --old {{old}} --results {{output}} --model {{model}} --depths 0,3 "
-INSTALLS += "--prompt 1024 --tokens 192 --restarts 2 --turns 3 --name installs-"
+INSTALLS = f"{BENCH}/installs.py --old {{old}} --model {{model}} --depths 0,3 "
+INSTALLS += "--prompt 1024 --tokens 192 --restarts 2 --turns 3"
 
 
 @dataclass(frozen=True)
@@ -69,68 +67,37 @@ class Piece:
 
 PIECES = (
     Piece("doctor", 20, "", "-m pyllama_mtp doctor"),
-    Piece("texts", 25, SMALL, f"{BENCH}/gpu.py --texts {{model}}"),
-    Piece("installs-small", 45, SMALL, f"{INSTALLS}small"),
+    Piece("texts", 25, SMALL, f"{BENCH}/soak.py --steps 30 --model {{model}}"),
+    Piece("installs-small", 45, SMALL, INSTALLS),
     Piece("golden-27b", 125, DENSE, f"{PUBLISH}gpu_golden --files {DENSE}"),
     Piece("golden-35b", 100, EXPERTS, f"{PUBLISH}gpu_golden --files {EXPERTS}"),
-    Piece("installs-27b", 80, DENSE, f"{INSTALLS}27b"),
+    Piece("installs-27b", 80, DENSE, INSTALLS),
     Piece("32k-27b", 75, DENSE, f"{PUBLISH}gpu_32k --files {DENSE}"),
     Piece("32k-35b", 50, EXPERTS, f"{PUBLISH}gpu_32k --files {EXPERTS}"),
     Piece("drafts-27b", 50, DENSE, f"{PUBLISH}gpu --files {DENSE}"),
     Piece("drafts-35b", 40, EXPERTS, f"{PUBLISH}gpu --files {EXPERTS}"),
-    Piece("memory", 30, DENSE, f"{BENCH}/gpu.py {{quick}} --memory {{model}}"),
+    Piece("memory", 30, DENSE, f"{BENCH}/gpu.py --memory {{model}}"),
     Piece("experts", 60, EXPERTS, f"{PUBLISH}gpu_experts"),
     Piece("half", 60, DENSE, f"{PUBLISH}gpu_half"),
 )
 
 
-def texts(path: Path) -> int:
-    """Whether greedy texts with drafts are those without. A text that begins to differ at a near
-    tie, where two tokens are equally good but for rounding, is right."""
-    from pyllama_mtp import Model, Session, Settings
-
-    plain = list[int]()
-    with Model(path) as model:
-        prompt = model.tokenize(Path(argparse.__file__).read_text(encoding="utf-8"))[:1000]
-        for depth in (0, 1, 3, "auto"):
-            with Session(model, Settings(n_ctx=2048, draft_n_max=depth, ngram=False)) as session:
-                running = session.generate(prompt, max_tokens=256, ignore_eos=True, log_ties=True)
-                answer = running.run()
-            tokens, told = [*answer.tokens], answer.telemetry
-            plain, end, tie = plain or tokens, "equal to no MTP", True
-            if tokens != plain:
-                at = [a == b for a, b in zip(plain, tokens, strict=True)].index(False)
-                tie = any(one.index == at for one in told.near_ties or ())
-                end = f"token {at} differs, {'a near tie' if tie else 'WRONG'}"
-            rates = " ".join(f"{rate:.2f}" for rate in told.acceptance_per_position)
-            print(f"texts: depth {depth}: {end}; accepted {rates or '-'}", flush=True)
-            if not tie:
-                return FAILED
-    return 0
-
-
 def memory(path: Path) -> int:
-    """What each context, with 3 drafts, takes of the devices: of this file as predicted and as it
-    is, and of one in Q4_K_M, which is written without its weights, as predicted."""
+    """What contexts with 3 drafts take of the devices, as predicted and as it is."""
     from pyllama_mtp import Model, Session, Settings, native
     from pyllama_mtp.memory import resolve, simulate
-    from pyllama_mtp.models.synth import write_synthetic
 
-    with tempfile.TemporaryDirectory() as folder:
-        empty = Path(folder, "q4_k_m.gguf")
-        write_synthetic(empty, SYNTHETIC[path.stem][0], "q4_k_m", head_noise=0.05, empty=True)
-        with Model(path) as model, Model(empty, no_alloc=True) as other:
-            for n, kind in itertools.product((2**15, 2**17), ("f16", "q8_0")):
-                types = {"cache_type_k": kind, "cache_type_v": kind}
-                chosen = Settings(n_ctx=min(n, model.n_ctx_train), draft_n_max=3, **types)
-                with Session(model, chosen) as session:
-                    session.generate("a", max_tokens=64, ignore_eos=True).run()
-                    for one in native.load().devices():
-                        used = f"{(one.total - one.free) / 1e9:.2f} GB in use"
-                        print(f"memory: {n} {kind}: {one.name}: {used}")
-                for name, which in ((path.name, model), (empty.name, other)):
-                    for part in simulate(which, resolve(chosen, which)):
-                        print(f"memory: {n} {kind}: {name}: {part.describe()}", flush=True)
+    with Model(path) as model:
+        for n, kind in itertools.product((2**15, 2**17), ("f16", "q8_0")):
+            types = {"cache_type_k": kind, "cache_type_v": kind}
+            chosen = Settings(n_ctx=min(n, model.n_ctx_train), draft_n_max=3, **types)
+            for part in simulate(model, resolve(chosen, model)):
+                print(f"memory: {n} {kind}: {part.describe()}", flush=True)
+            with Session(model, chosen) as session:
+                session.generate("a", max_tokens=64, ignore_eos=True).run()
+                for one in native.load().devices():
+                    used = f"{(one.total - one.free) / 1e9:.2f} GB in use"
+                    print(f"memory: {n} {kind}: {one.name}: {used}", flush=True)
     return 0
 
 
@@ -149,46 +116,29 @@ class Run:
         self.codes = dict[str, int]()
         self.log = (args.output / "log.txt").open("ab")
         self.cores = sorted(os.sched_getaffinity(0))
-        if not all(self.file(name).exists() for name in MODELS) and not self.writing():
-            self.write()
+        there = all(self.file(name).exists() for name in MODELS)
+        self.writer = None if there else self.write()
 
     def file(self, model: str) -> Path:
         """The file of a model."""
         return Path(self.args.models, f"{model}.gguf")
 
-    def lock(self) -> IO[bytes]:
-        """A file that is locked while a process has it. Raises BlockingIOError: another has it."""
-        file = (self.args.models / "lock").open("wb")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file
-
-    def writing(self) -> bool:
-        """Whether models are being written."""
-        try:
-            self.lock().close()
-        except BlockingIOError:
-            return True
-        return False
-
-    def write(self) -> None:
+    def write(self) -> subprocess.Popen[bytes]:
         """Write the models that are missing in a process that outlives this one."""
         own = OWN_CORES if len(self.cores) > 2 * OWN_CORES else 0
         words = [sys.executable, BENCH / "gpu.py", "--models", self.args.models, "--write"]
         words += ["--quick"] * self.args.quick
         os.sched_setaffinity(0, self.cores[own:])
-        with self.lock() as file:
-            subprocess.Popen(
-                words,
-                **{"stdout": self.log, "stderr": self.log},
-                pass_fds=[file.fileno()],
-                start_new_session=True,
-            )
+        out = {"stdout": self.log, "stderr": self.log, "start_new_session": True}
+        writer = subprocess.Popen(words, **out)
         os.sched_setaffinity(0, self.cores[:own] or self.cores)
+        return writer
 
     def next(self) -> Piece | None:
         """The first piece that fits and whose model is there, as soon as there is one."""
         while True:
-            if not (writing := self.writing()):
+            writing = self.writer and self.writer.poll() is None
+            if not writing:
                 os.sched_setaffinity(0, self.cores)
             left = self.end - time.monotonic()
             fitting = [one for one in self.pieces if one.seconds <= left]
@@ -207,14 +157,10 @@ class Run:
             **{"model": self.file(piece.model), "models": args.models, "output": args.output},
             old=args.old,
             more=f"--minutes {piece.seconds / 60:.2f} --more '{' '.join(more)}'",
-            quick="--quick" * args.quick,
         )
         self.say(f"{piece.name}: {words}")
-        process = subprocess.Popen(
-            [sys.executable, *shlex.split(words)],
-            **{"cwd": args.output, "stdout": self.log, "stderr": self.log},
-            start_new_session=True,
-        )
+        out = {"stdout": self.log, "stderr": self.log, "start_new_session": True}
+        process = subprocess.Popen([sys.executable, *shlex.split(words)], cwd=args.output, **out)
         try:
             code = process.wait(min(LONGEST * piece.seconds, self.end - began))
         except subprocess.TimeoutExpired:
@@ -238,9 +184,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     room = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     usual = Path("/dev/shm" if room > SIZE else tempfile.gettempdir(), "gpu-models")
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add, names = parser.add_argument, [one.name for one in PIECES]
     add("--output", type=Path, default=Path("build/gpu"), metavar="DIR", help="%(default)s")
     add("--models", type=Path, default=usual, metavar="DIR", help="%(default)s")
@@ -248,14 +192,13 @@ def main(argv: list[str] | None = None) -> int:
     add("--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {names}")
     add("--old", metavar="INSTALL", help="to compare with: see installs.py; without it none is")
     add("--quick", action="store_true", help="try it, with tiny models: figures mean nothing")
-    for name, what in (("texts", texts), ("memory", memory)):
-        add(f"--{name}", type=Path, metavar="FILE", help=what.__doc__)
+    add("--memory", type=Path, metavar="FILE", help=memory.__doc__)
     add("--write", action="store_true", help="only write the models")
     args = parser.parse_args(argv)
     if args.quick:
         SYNTHETIC.update(TINY)
-    if args.texts or args.memory:
-        return texts(args.texts) if args.texts else memory(args.memory)
+    if args.memory:
+        return memory(args.memory)
     args.models, args.output = args.models.resolve(), args.output.resolve()
     args.models.mkdir(parents=True, exist_ok=True)
     if args.write:

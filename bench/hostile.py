@@ -32,7 +32,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -46,12 +45,11 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-from benchkit import memory_of
-from benchkit.results import header, header_lines, markdown_table
-from load import Answer, Load
+from benchkit import growth, parser_of, results
+from benchkit.servers import OurServer
+from load import Answer, Load, clients, processes
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.llama import native
 from pyllama_mtp.measure.peers import HOST, LlamaServer
 from pyllama_mtp.measure.prompts import docstrings
 from pyllama_mtp.models.demo import demo_path
@@ -251,16 +249,13 @@ def attack(port: int, seed: int, seconds: float) -> Hostile:
 # -- who is honest ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Question:
-    """A prompt, and the answer of a session that has processed nothing else."""
+#: A prompt, and the answer of a session that has processed nothing else.
+Question = tuple[list[int], str]
 
-    prompt: list[int]
-    text: str
 
-    def judge(self, answer: Answer) -> str:
-        """Whether an answer is "right", "wrong", or "failed"."""
-        return "failed" if answer.error else "right" if answer.text == self.text else "wrong"
+def judge(answer: Answer, text: str) -> str:
+    """Whether an answer is "right", "wrong", or "failed"."""
+    return "failed" if answer.error else "right" if answer.text == text else "wrong"
 
 
 def questions(path: Path, seed: int, n: int, threads: int) -> list[Question]:
@@ -275,7 +270,7 @@ def questions(path: Path, seed: int, n: int, threads: int) -> list[Question]:
             prompt = tokens[at : at + size]
             session.reset()
             answer = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True)
-            asked.append(Question(prompt, answer.run().text))
+            asked.append((prompt, answer.run().text))
     return asked
 
 
@@ -301,20 +296,12 @@ class Honest(Load):
     async def ask_on(self, draw: random.Random) -> None:
         while True:
             await asyncio.sleep(draw.expovariate(1 / PAUSE_S))
-            question = draw.choice(self.asked)
-            answer = await self.ask(question.prompt, N_ANSWER)
-            verdict = question.judge(answer)
+            prompt, text = draw.choice(self.asked)
+            answer = await self.ask(prompt, N_ANSWER)
+            verdict = judge(answer, text)
             self.verdicts[verdict] += 1
             if verdict != "right":
-                self.examples.append(f"{answer.error or answer.text!r}, not {question.text!r}")
-
-    async def watch(self) -> None:
-        """The memory of the server's processes, once a second."""
-        while True:
-            with suppress(OSError, psutil.Error):
-                here = processes(self.server.pid)
-                self.memory.append(sum(memory_of(one.pid, "RssAnon") for one in here))
-            await asyncio.sleep(1.0)
+                self.examples.append(f"{answer.error or answer.text!r}, not {text!r}")
 
     async def probe(self) -> None:
         while True:
@@ -325,12 +312,6 @@ class Honest(Load):
             await asyncio.sleep(0.25)
 
 
-def processes(pid: int) -> list[psutil.Process]:
-    """A process and all that it has started."""
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
-
-
 # -- the run ------------------------------------------------------------------------------------
 
 
@@ -338,14 +319,13 @@ async def run(args: argparse.Namespace) -> tuple[list[float], Honest, Hostile, i
     """Run the server and all clients; returns the waits of the honest clients alone, all clients
     after it, how many processes SIGTERM has left, and the seconds that it took."""
     asked = questions(args.model, args.seed, args.questions, args.threads)
-    words = ["serve", "--model", str(args.model), "--threads", str(args.threads), "--n-ctx"]
-    words += [str(N_CTX), "--n-sequences", str(2 * N_HONEST), "--cache-ram", "64"]
-    one_each, seconds = httpx.Limits(max_keepalive_connections=0), 60 * args.minutes
+    sizes = ["--n-ctx", N_CTX, "--n-sequences", 2 * N_HONEST, "--cache-ram", "64"]
+    seconds = 60 * args.minutes
     with (
-        LlamaServer(str(Path(sys.executable).with_name("pyllama-mtp")), words) as server,
+        OurServer(args.model, args.threads, *sizes) as server,
         ProcessPoolExecutor(1, get_context("spawn")) as others,
     ):
-        async with httpx.AsyncClient(timeout=None, trust_env=False, limits=one_each) as http:
+        async with clients() as http:
             honest = Honest(server, http, asked)
             await honest.phase(args.seed, seconds / 30)  # warms up
             alone = await honest.phase(args.seed, seconds / 6)
@@ -364,9 +344,7 @@ def report(
 ) -> bool:
     """Print what came of it. Returns whether all goals are met."""
     before, during = (np.percentile(waits, (50, 95)) for waits in (alone, honest.waits))
-    half = np.array(honest.memory[len(honest.memory) // 2 :]) / 2**20
-    tenth = max(len(half) // 10, 1)
-    first, last = np.median(half[:tenth]), np.median(half[-tenth:])
+    first, last = (n / 2**20 for n in growth(honest.memory, 0.5))
     usual, slow, slowest = np.percentile(honest.health, (50, 99, 100))
     ends = sum(hostile.ends.values(), Counter[str]())
     n_faults = sum(n for end, n in ends.items() if end.startswith("5") and end != "503")
@@ -377,7 +355,8 @@ def report(
         f"first token, s, median and 95 %: {before[0]:.3f} and {before[1]:.3f} of {len(alone)} "
         f"alone; {during[0]:.3f} and {during[1]:.3f} of {len(honest.waits)} beside hostile clients:"
         f" {during[1] / before[1]:.2f} times": during[1] <= SLOWER * before[1],
-        f"memory, MiB: {first:.0f} at half of the time, {last:.0f} at its end, {max(half):.0f} at "
+        f"memory, MiB: {first:.0f} at half of the time, {last:.0f} at its end, "
+        f"{max(honest.memory) / 2**20:.0f} at "
         "most": last - first <= GROWTH_MIB,
         f"/health, s: {usual:.3f}, 99 % {slow:.3f}, longest {slowest:.3f}": slow <= HEALTH_S,
         f"statuses of 500 and above: {n_faults}": not n_faults,
@@ -388,8 +367,8 @@ def report(
         [kind, str(of.total()), ", ".join(f"{n} {end}" for end, n in of.most_common())]
         for kind, of in sorted(hostile.ends.items())
     ]
-    print("\n".join(header_lines(header(native.load().stamp))), end="\n\n")
-    print("\n".join(markdown_table(["hostile", "requests", "status"], rows)), end="\n\n")
+    results.show([], ["hostile", "requests", "status"], rows)
+    print()
     for words, met in goals.items():
         print(f"- {'' if met else 'MISSED: '}{words}")
     for example in [*honest.examples[:5], *(f"{k}: {v}" for k, v in hostile.examples.items())]:
@@ -399,9 +378,7 @@ def report(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("-m", "--model", type=Path, default=demo_path(), help="default: the demo model")
     add("--minutes", type=float, default=30, metavar="M", help="of hostility (%(default)s)")

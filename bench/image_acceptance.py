@@ -11,9 +11,6 @@ position in the round. Greedy; no n-gram drafts; seeds of the pictures are not t
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import zip_longest
 
 import numpy as np
 from demo_model import pictures
@@ -26,16 +23,12 @@ SEED = 1000
 DEPTH = 3
 
 
-@dataclass
 class Count:
-    """Answers of one kind of prompt."""
+    """Answers of one kind of prompt; drafts by position."""
 
-    n: int = 0
-    right: int = 0
-    tokens: int = 0
-    rounds: int = 0
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.n = self.right = self.tokens = self.rounds = 0
+        self.drafted, self.accepted = np.zeros((2, DEPTH), int)
 
     def add(self, session: Session, prompt: str, images: list[np.ndarray], caption: str) -> None:
         """Ask for one picture's caption."""
@@ -44,40 +37,34 @@ class Count:
         self.n += 1
         self.right += answer.text == f"{pictures.ANSWER} {caption}."
         self.tokens, self.rounds = self.tokens + told.n_generated, self.rounds + told.rounds
-        for name in ("drafted", "accepted"):
-            pairs = zip_longest(getattr(self, name), getattr(told, name), fillvalue=0)
-            setattr(self, name, [a + b for a, b in pairs])
-
-    @property
-    def rates(self) -> str:
-        """Of acceptance, by position."""
-        return " / ".join(f"{a / d:.3f}" for a, d in zip(self.accepted, self.drafted, strict=True))
+        self.drafted[: len(told.drafted)] += told.drafted
+        self.accepted[: len(told.accepted)] += told.accepted
 
     def __str__(self) -> str:
+        rates = " / ".join(f"{rate:.3f}" for rate in self.accepted / self.drafted)
         return (
-            f"{self.right} of {self.n} right; accepted at position 1 / 2 / 3: {self.rates} "
+            f"{self.right} of {self.n} right; accepted at position 1 / 2 / 3: {rates} "
             f"({self.accepted} of {self.drafted}); {self.tokens / self.rounds:.2f} tokens a round"
         )
 
 
-def measure(n: int, depth: int = DEPTH, seed: int = SEED, cell: int = pictures.CELL) -> list[Count]:
+def measure(n: int, cell: int = pictures.CELL) -> list[Count]:
     """Answers about `n` pictures after images and after text."""
-    rng = np.random.default_rng(seed)
-    settings = Settings(n_ctx=512, n_threads=1, draft_n_max=depth, ngram=False)
+    rng = np.random.default_rng(SEED)
+    settings = Settings(n_ctx=512, n_threads=1, draft_n_max=DEPTH, ngram=False)
     counts = [Count(), Count()]
-    with ExitStack() as stack:
-        model = stack.enter_context(Model(vision_demo_path()))
-        vision = stack.enter_context(Vision(model, n_threads=1))
-        session = stack.enter_context(Session(model, settings, vision=vision))
+    with (
+        Model(vision_demo_path()) as model,
+        Vision(model, n_threads=1) as vision,
+        Session(model, settings, vision=vision) as session,
+    ):
         for i in range(n):
             picture = pictures.draw_up(rng)
             (pixels,) = pictures.paint([picture], rng, cell)
             question = pictures.QUESTIONS[i % len(pictures.QUESTIONS)]
-            for count, images, shown in zip(
-                counts, ([pixels], []), (IMAGE_MARKER, f"{picture.described}\n"), strict=True
-            ):
-                prompt = pictures.prompt(question, shown)
-                count.add(session, prompt, images, picture.caption)
+            shown = (([pixels], IMAGE_MARKER), ([], f"{picture.described}\n"))
+            for count, (images, text) in zip(counts, shown, strict=True):
+                count.add(session, pictures.prompt(question, text), images, picture.caption)
     return counts
 
 
@@ -85,13 +72,12 @@ def main() -> int:
     """Measure and print; 1 if a rate differs by more than 0.03."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", type=int, default=300, help="pictures")
-    parser.add_argument("--cell", type=int, default=pictures.CELL, help="pixels of a cell's side")
     args = parser.parse_args()
-    counts = measure(args.n, cell=args.cell)
+    counts = measure(args.n)
     for name, count in zip(("after an image", "after text"), counts, strict=True):
         print(f"{name}: {count}")
-    rates = [np.array(count.accepted) / count.drafted for count in counts]
-    difference = np.abs(rates[0] - rates[1]).max()
+    image, text = (count.accepted / count.drafted for count in counts)
+    difference = np.abs(image - text).max()
     print(f"largest difference of a rate: {difference:.3f}")
     return int(difference > 0.03)
 

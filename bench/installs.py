@@ -11,7 +11,7 @@ because the acceptance of one text is luck, and another side is first. Of severa
 is the beginning of the next one, which goes on from it, and is the same for all turns of a start.
 Texts that differ are reported. Where a process has its weights in memory makes it faster or slower
 for as long as it runs, so both are started --restarts times, and an interval tells what that does.
-Writes results/NAME.json and .md.
+Prints the table.
 """
 
 from __future__ import annotations
@@ -69,22 +69,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Two installs of this package side by side.")
     add = parser.add_argument
-    add(
-        "--old",
-        required=True,
-        type=Path,
-        metavar="PYTHON",
-        help="an install: its interpreter or folder",
-    )
+    what = "an install: its interpreter or folder"
+    add("--old", required=True, type=Path, metavar="PYTHON", help=what)
     add("--new", default=sys.executable, type=Path, metavar="PYTHON", help="default: this one")
-    add(
-        "--model",
-        type=Path,
-        metavar="FILE",
-        nargs="+",
-        default=[None],
-        help="GGUF files with an MTP head (default: synthetic)",
-    )
+    what = "GGUF files with an MTP head (default: synthetic)"
+    add("--model", type=Path, metavar="FILE", nargs="+", default=[None], help=what)
     add("--depths", default="0,1,3,auto", metavar="K,K,...", help="default: %(default)s")
     add("--prompt", default="128", metavar="N,N,...", help="tokens (default: %(default)s)")
     add("--cache-type", default="f16", metavar="TYPE", help="of K and V (default: %(default)s)")
@@ -93,17 +82,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--turns", type=int, default=3, metavar="N", help="of each start (default: %(default)s)")
     add("--threads", type=int, default=available_threads(), metavar="N")
     add("--sequences", type=int, default=1, metavar="N", help="together (default: %(default)s)")
-    add("--name", default="installs", help="of the result files")
-    add("--results", type=Path, default=results.RESULTS, metavar="DIR", help="bench/results")
     args = parser.parse_args(argv)
     try:
         args.depths = [d if d == "auto" else int(d) for d in args.depths.split(",")]
-    except ValueError:
-        parser.error("--depths: whole numbers and auto, separated by commas")
-    try:
         args.prompt = sorted(map(int, args.prompt.split(",")))
     except ValueError:
-        parser.error("--prompt: whole numbers, separated by commas")
+        parser.error("--depths, --prompt: whole numbers (or auto), separated by commas")
     counts = (args.tokens, args.restarts, args.turns, args.threads, args.sequences)
     if min(args.prompt[0], *counts) < 1:
         parser.error("prompt, tokens, restarts, turns, threads and sequences must be at least 1")
@@ -187,61 +171,35 @@ def ratio(starts: list[Turns], kind: str) -> str:
     return f"{found.value:.3f}{interval}"
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
-    plan = result["plan"]
-    lines = ["# Two installs side by side", "", *results.header_lines(result)]
-    lines += [
-        f"- Old: llama.cpp {plan['old']['upstream_commit'][:9]}, patch series "
-        f"{plan['old']['series'][:12]}",
-        f"- {plan['tokens']} tokens decoded a turn; {plan['restarts']} starts of both, "
-        f"{plan['turns']} turns each; {plan['threads']} threads; K and V in {plan['cache_type']}; "
-        f"{plan['sequences']} sequences",
-        "",
-    ]
-    rows = []
-    for model, samples in result["samples"].items():
-        for name, starts in samples.items():
-            every = [one for turns in starts for one in turns]
-            speeds = [f"{median(one[f'{side}_tps'] for one in every):.1f}" for side in SIDES]
-            speeds += [f"{1e3 / median(one[f'{s}_passes'] for one in every):.2f}" for s in SIDES]
-            ratios = [ratio(starts, kind) for kind in ("tps", "passes", "prefill_tps")]
-            rows.append([model, *name.split(), *speeds, *ratios])
-    head = [
-        "model",
-        "prompt",
-        "drafts",
-        "old tok/s",
-        "new tok/s",
-        "old ms/pass",
-        "new ms/pass",
-        "new / old",
-        "of passes",
-        "of prompts",
-    ]
-    lines += results.markdown_table(head, rows)
-    lines += [
-        "",
-        "Ratios are of medians over all turns, intervals are bootstraps over the starts. Texts may",
-        "differ by rounding; other drafts are accepted then. Passes per second tell their cost.",
-    ]
-    return "\n".join(lines) + "\n"
+def row(model: str, name: str, starts: list[Turns]) -> list[str]:
+    """The line of a model, length of the prompt and depth."""
+    every = [one for turns in starts for one in turns]
+    speeds = [f"{median(one[f'{side}_tps'] for one in every):.1f}" for side in SIDES]
+    speeds += [f"{1e3 / median(one[f'{s}_passes'] for one in every):.2f}" for s in SIDES]
+    ratios = [ratio(starts, kind) for kind in ("tps", "passes", "prefill_tps")]
+    return [model, *name.split(), *speeds, *ratios]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure and print."""
     args = parse_arguments(argv)
     names = ("depths", "prompt", "tokens", "restarts", "turns", "threads")
-    names += ("cache_type", "sequences")
-    plan = {name: getattr(args, name) for name in names}
-    samples = {}
+    plan = {name: getattr(args, name) for name in (*names, "cache_type", "sequences")}
+    rows = []
     for path in [model_file(model) for model in args.model]:
         found = measure(args, path, plan)
-        samples[path.stem] = found["samples"]
-    result = {**results.header(found["new"]), "plan": {**plan, "old": found["old"]}}
-    result["samples"] = samples
-    results.write(result, markdown(result), args.name, args.results)
-    print(markdown(result))
+        rows += [row(path.stem, *samples) for samples in found["samples"].items()]
+    old = found["old"]
+    about = (
+        f"Old: llama.cpp {old['upstream_commit'][:9]}, patch series {old['series'][:12]}",
+        f"{args.tokens} tokens decoded a turn; {args.restarts} starts of both, {args.turns} turns "
+        f"each; {args.threads} threads; K and V in {args.cache_type}; {args.sequences} sequences",
+        "Ratios are of medians over all turns, intervals are bootstraps over the starts. Texts "
+        "may differ by rounding; other drafts are accepted then. Passes tell what drafts cost",
+    )
+    head = ("model", "prompt", "drafts", "old tok/s", "new tok/s", "old ms/pass", "new ms/pass")
+    print(results.heading(*about, stamp=found["new"]), end="\n\n")
+    print("\n".join(results.markdown_table([*head, "new / old", "of passes", "of prompts"], rows)))
     return 0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Many clients at once: this project's server beside llama-server, without MTP and with it.
 
-    python bench/load.py -m FILE.gguf               # all cells that OUTPUT.jsonl does not have yet
+    python bench/load.py -m FILE.gguf               # all cells that OUTPUT does not have yet
     python bench/load.py -m FILE.gguf --most 1      # the next of them, in about two minutes
 
 Is memory flat?
@@ -21,8 +21,7 @@ the mean of each whole answer; the longest gap is between two events of any stre
 for another question: the longest gap of an answer during which a prompt of 4,000 tokens comes in,
 and the time to that prompt's first token.
 
-Writes OUTPUT.jsonl (all samples), OUTPUT.md and OUTPUT.svg. Needs httpx and matplotlib. Exit code
-1: a request has failed, or a server does not start.
+Keeps all samples in OUTPUT, and prints the table. Exit code 1: a request has failed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -42,12 +41,11 @@ from typing import Any
 
 import httpx
 import numpy as np
-from benchkit import DRAFTS, memory_of
-from benchkit.results import header, header_lines, markdown_table
+import psutil
+from benchkit import DRAFTS, anonymous, parser_of, results
+from benchkit.servers import OurServer
 
-from pyllama_mtp.files import write_whole
-from pyllama_mtp.llama import native
-from pyllama_mtp.measure.peers import LlamaServer, PeerError, find
+from pyllama_mtp.measure.peers import LlamaServer, find
 from pyllama_mtp.measure.prompts import docstrings
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.settings import available_threads
@@ -111,8 +109,10 @@ class Load:
         return {"answers": answers, "memory": self.memory, "seconds": self.now()}
 
     async def watch(self) -> None:
+        """The memory of the server's processes, once a second."""
         while True:
-            self.memory.append(memory_of(self.server.pid, "RssAnon"))
+            with suppress(psutil.Error):
+                self.memory.append(sum(map(anonymous, processes(self.server.pid))))
             await asyncio.sleep(1.0)
 
     async def client(self, drawn: Iterator[tuple[float, list[int], int]]) -> None:
@@ -159,26 +159,35 @@ class Load:
         answer.n = (event.get("usage") or {}).get("completion_tokens", answer.n)
 
 
+def processes(pid: int) -> list[psutil.Process]:
+    """A process and all that it has started."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
 def server_of(side: str, args: argparse.Namespace) -> LlamaServer:
     """The server of a side, which is not started yet."""
-    model, threads, places = str(args.model), str(args.threads), str(args.places)
     store = ["--cache-ram", str(args.cache_ram)]
     if side.startswith("ours"):
-        words = ["serve", "--model", model, "--threads", threads, *store]
-        words += ["--n-sequences", places, "--n-ctx", str(N_CTX), "--max-queue", "1000"]
+        words = ["--n-sequences", args.places, "--n-ctx", N_CTX, "--max-queue", "1000", *store]
         words += ["--draft-n-max", "0"] if "without" in side else []
-        return LlamaServer(str(Path(sys.executable).with_name("pyllama-mtp")), words)
-    words = ["-m", model, "-t", threads, "-np", places, "--kv-unified", *store]
-    words += ["-c", str(args.places * N_CTX)]
+        return OurServer(args.model, args.threads, *words)
+    words = ["-m", str(args.model), "-t", str(args.threads), "-np", str(args.places)]
+    words += ["-c", str(args.places * N_CTX), "--kv-unified", *store]
     words += ["--spec-type", "draft-mtp"] if "with MTP" in side else []
-    return LlamaServer(find("llama-server").command[0], words)
+    return LlamaServer(*find("llama-server").command, words)
+
+
+def clients() -> httpx.AsyncClient:
+    """A client with a connection for each request, because servers close them at any time."""
+    one_each = httpx.Limits(max_keepalive_connections=0)
+    return httpx.AsyncClient(timeout=None, trust_env=False, limits=one_each)
 
 
 async def measure(side: str, n_clients: int, args: argparse.Namespace) -> dict[str, Any]:
     """The samples of a cell. Raises PeerError: the server does not start."""
-    one_each = httpx.Limits(max_keepalive_connections=0)  # servers close connections at any time
     with server_of(side, args) as server:
-        async with httpx.AsyncClient(timeout=None, trust_env=False, limits=one_each) as http:
+        async with clients() as http:
             return await Load(server, http).run(n_clients, args.seed, args.seconds)
 
 
@@ -212,31 +221,9 @@ def row(cell: dict[str, Any]) -> list[str]:
     return [str(word) for word in words]
 
 
-def plot(cells: Sequence[dict[str, Any]], path: Path) -> None:
-    """Tokens per second of all clients, and how long one waits; the bars end at 95 %."""
-    from matplotlib.figure import Figure
-
-    picture = Figure((10, 4.5), layout="constrained")
-    labels = {"first": "seconds to the first token", "between": "seconds between tokens"}
-    for axes, (name, label) in zip(picture.subplots(1, 2), labels.items(), strict=True):
-        for side in dict.fromkeys(cell["side"] for cell in cells):
-            mine = [cell for cell in cells if cell["side"] == side and cell["clients"]]
-            of = [figures(cell) for cell in mine]
-            speeds, medians = [one["speed"] for one in of], [one[name][0] for one in of]
-            bars = [[0.0] * len(of), [one[name][1] - one[name][0] for one in of]]
-            axes.errorbar(speeds, medians, bars, marker="o", capsize=3, label=side)
-            for cell, x, y in zip(mine, speeds, medians, strict=True):
-                axes.annotate(f" {cell['clients']}", (x, y))
-        axes.set(xlabel="tokens/s of all clients", ylabel=label, yscale="log")
-    axes.legend(title="points: number of clients")
-    picture.savefig(path)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("-m", "--model", type=Path, default=demo_path(), help="default: the demo model")
     add("--clients", default="0,1,2,4,8,16", metavar="N,...", help="default: %(default)s")
@@ -247,36 +234,26 @@ def main(argv: list[str] | None = None) -> int:
     add("--threads", type=int, default=available_threads(), help="default: all cores")
     add("--cache-ram", type=int, default=8192, metavar="MIB", help="of prompts (%(default)s)")
     add("--seed", type=int, default=1, help="default: %(default)s")
-    add("--output", type=Path, default=DRAFTS / "load", help="default: build/results/load")
+    add("--output", type=Path, default=DRAFTS / "load.jsonl", help="default: build/results")
     args = parser.parse_args(argv)
-    clients, sides = [int(n) for n in args.clients.split(",")], args.sides.split(",")
+    numbers, sides = [int(n) for n in args.clients.split(",")], args.sides.split(",")
     if wrong := {*sides} - {*SIDES}:
         parser.error(f"--sides {', '.join(wrong)}: the sides are {', '.join(SIDES)}")
     names = ("seconds", "places", "threads", "seed", "cache_ram")
-    same = {name: getattr(args, name) for name in names}
-    same["model"] = args.model.name
-    file = args.output.with_suffix(".jsonl")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    written = file.read_text().splitlines() if file.exists() else []
+    same = {name: getattr(args, name) for name in names} | {"model": args.model.name}
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    written = args.output.read_text().splitlines() if args.output.exists() else []
     cells = [cell for cell in map(json.loads, written) if cell["same"] == same]
     done = {(cell["clients"], cell["side"]) for cell in cells}
-    for n, side in [at for at in product(clients, sides) if at not in done][: args.most]:
+    for n, side in [at for at in product(numbers, sides) if at not in done][: args.most]:
         print(f"{n} clients, {side} ...", file=sys.stderr, flush=True)
-        try:
-            cell = asyncio.run(measure(side, n, args))
-        except (PeerError, httpx.HTTPError) as error:
-            print(f"load: {error}", file=sys.stderr)
-            return 1
+        cell = asyncio.run(measure(side, n, args))
         cells.append({"same": same, "clients": n, "side": side, **cell})
-        with file.open("a") as out:
+        with args.output.open("a") as out:
             out.write(json.dumps(cells[-1]) + "\n")
     cells.sort(key=lambda cell: (cell["clients"], SIDES.index(cell["side"])))
-    table = markdown_table(HEAD, [row(cell) for cell in cells])
     about = ", ".join(f"{name} {value}" for name, value in same.items())
-    page = [*header_lines(header(native.load().stamp)), f"- Cells: {about}", "", *table, ""]
-    write_whole(args.output.with_suffix(".md"), "\n".join(page).encode())
-    plot(cells, args.output.with_suffix(".svg"))
-    print("\n".join(table))
+    results.show([f"Cells: {about}"], HEAD, [row(cell) for cell in cells])
     return int(any(figures(cell)["failed"] for cell in cells))
 
 

@@ -6,12 +6,15 @@
 
 A trial is one prompt on one small model at one draft depth, in one of three ways: alone, alone with
 Q8_0 caches, and together with the other prompts in one batch of ours. The server answers each
-prompt alone. A trial is equal when all tokens and the number of accepted drafts are. Kernels that
-sum in another order may reverse two tokens whose logits are a near tie; such a trial is named, with
-the gap of the two logits where the texts part, and is compared no further. Models other than the
-demo have random weights and a head that drafts well. NO_SNAPSHOTS has models whose drafts can only
-be compared with those of llama-server on our libllama, which runs for them, too. With --images the
-prompts have images, for which both sides have the same encoder, of random weights.
+prompt alone. A trial is equal when all tokens and the number of accepted drafts are. Text only: the
+tokens are equal. Kernels that sum in another order may reverse two tokens whose logits are a near
+tie: they are the best two, and differ by at most 1 % of the best one (drafts: by DRAFT_TIE; of
+a batch: those of the prompt alone). Such a trial is named, with the gap where the texts part, and
+is compared no further. Models other than the demo have random weights and a head that drafts well.
+NO_SNAPSHOTS has models whose drafts can only be compared with those of llama-server on our
+libllama, which runs for them, too. With --images the prompts have images, for which both sides have
+the same encoder, of random weights; each prompt then has a server of its own, because drafts of
+llama-server after an image depend on the prompt before it.
 
 Exit codes: 0 equal but for near ties; 1 not so; 2 there is no llama-server.
 """
@@ -32,18 +35,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchkit import DRAFTS, results
+from benchkit import results
 from PIL import Image
 
 from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
 from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
-from pyllama_mtp.files import write_whole
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision, position
 from pyllama_mtp.measure.peers import (
-    Installed,
     LlamaServer,
     PeerError,
     PeerOptions,
@@ -55,7 +56,6 @@ from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.sampling.sampler import NEAR_TIE
 from tests.architectures import write_model
 
 #: The demo model, experts of Qwen3.5, and small models of other architectures.
@@ -74,17 +74,15 @@ DRAFT_TIE = 0.05  #: difference of two logits of the head, by their probabilitie
 OUR_LIBRARY = "llama-server on our libllama"
 ALONE, Q8_0, TOGETHER = "alone", "q8_0 caches", "together"
 
-WHAT_IT_SAYS = f"""\
-A trial: all of {N_TOKENS} tokens after a prompt, and the number of accepted drafts. Per model
-depths {DEPTHS} x prompts of {N_PROMPT} tokens x {ALONE}, {Q8_0}, {TOGETHER}
-(in one batch of ours; the server has one at a time). Batches of {N_BATCH} tokens, graphs
-of {N_UBATCH}.
-
-A near tie: where the texts part, both tokens are the best two, and their logits differ by at most
-{NEAR_TIE:.0%} of the best one; where drafts part, by at most {DRAFT_TIE} (of a batch: those of the
-prompt alone). Gaps are in logits. Text only: the texts are equal, the accepted drafts are not.
-Upstream keeps no states of {", ".join(NO_SNAPSHOTS)} to go back to, and drafts on from the hidden
-row of a rejected draft; on our libllama the same llama-server does not."""
+#: Texts with places for images: first, in the middle, last, several.
+TEXTS = (
+    f"{HERE}def area(shape):\n    ",
+    f"The picture {HERE} shows a list. In Python, ",
+    f"# What follows is a screenshot of the module os.path: {HERE}",
+    f"First {HERE} and then {HERE}, which are both ",
+)
+#: Width and height of pictures, by trial: of few tokens, and of more than a graph has.
+SIZES = ((96, 64), (64, 128), (160, 224), (320, 256), (448, 96), (384, 352))
 
 Trial = dict[str, Any]
 Gap = tuple[str, float]
@@ -109,6 +107,24 @@ def prompts_of(model: Model) -> list[list[int]]:
     else:
         ids = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(STEP * len(N_PROMPT))]
     return [ids[STEP * i : STEP * i + n] for i, n in enumerate(N_PROMPT)]
+
+
+def png(seed: int, size: tuple[int, int]) -> bytes:
+    """A file with a picture of coarse noise."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(out, "PNG")
+    return out.getvalue()
+
+
+def written() -> list[tuple[str, list[bytes]]]:
+    """Texts with their images."""
+    return [
+        (text, [png(10 * i + j, size) for j in range(text.count(HERE))])
+        for i, size in enumerate(SIZES)
+        for text in TEXTS
+    ]
 
 
 def settings(depth: int, cache_type: str) -> Settings:
@@ -169,14 +185,20 @@ def ask(running: LlamaServer, prompt: Any, n_prompt: int, read: int = 0) -> tupl
     return answer | {"rounds": rounds_of(log[read:], n_prompt)}, len(log)
 
 
-def answers(server: str, given: Settings, model: Model, prompts: list[list[int]]) -> list[Any]:
-    """llama-server's to prompts of text."""
-    options = [*server_options(PeerOptions(given, str(model.path), 0)), "-lv", "5"]
+def answers(server: str, given: Settings, prompts: list[Any], of: Model | Vision) -> list[Any]:
+    """llama-server's to prompts of text; or to prompts with images, by a server for each."""
+    model, mmproj = (of.model, str(of.path)) if isinstance(of, Vision) else (of, "")
+    options = server_options(PeerOptions(given, str(model.path), 0, mmproj=mmproj))
     found, read = [], 0
-    with LlamaServer(server, options) as running:
-        for prompt in prompts:
-            answer, read = ask(running, prompt, len(prompt), read)
-            found.append(answer)
+    if not mmproj:
+        with LlamaServer(server, [*options, "-lv", "5"]) as running:
+            for prompt in prompts:
+                answer, read = ask(running, prompt, len(prompt), read)
+                found.append(answer)
+    for (text, images), prompt in zip(written(), prompts, strict=True) if mmproj else ():
+        with LlamaServer(server, [*options, "-lv", "5"]) as running:
+            said = running.image_prompt(text, [base64.b64encode(one).decode() for one in images])
+            found.append(ask(running, said, len(prompt))[0])
     return found
 
 
@@ -211,23 +233,31 @@ LIMITS: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "log_ties"
 
 
 def alone(model: Model, given: Settings, prompt: Any, recorded: Recorded) -> tuple[Answer, Any]:
-    """Our answer in a session of its own, and its drafts."""
+    """Our answer in a session of its own, and its drafts by the entries before them."""
     recorded.rounds = {}
     with Session(model, given) as session:
-        return session.generate(prompt, **LIMITS).run(), recorded.rounds
+        answer = session.generate(prompt, **LIMITS).run()
+    images = getattr(prompt, "images", ())  # whose positions are fewer than their entries
+    spare = len(prompt) - position(len(prompt), images) if images else 0
+    return answer, {at + spare: tokens for at, tokens in recorded.rounds.items()}
 
 
-def trials(model: Model, server: str, depth: int, recorded: Recorded) -> list[Trial]:
-    """All of one model and depth."""
-    prompts, found = prompts_of(model), []
-    for cache_type, ways in (("f16", (ALONE, TOGETHER)), ("q8_0", (Q8_0,))):
+def trials(of: Model | Vision, server: str, depth: int, recorded: Recorded) -> list[Trial]:
+    """All of one model and depth; of a model with an encoder after images."""
+    model, caches, found = of, {"f16": (ALONE, TOGETHER), "q8_0": (Q8_0,)}, []
+    if isinstance(of, Vision):
+        model, caches = of.model, {"f16": (ALONE, TOGETHER)}
+        prompts = [of.prompt(*one) for one in written()]
+    else:
+        prompts = prompts_of(model)
+    for cache_type, ways in caches.items():
         given = settings(depth, cache_type)
-        theirs = answers(server, given, model, prompts)
+        theirs = answers(server, given, prompts, of)
         pairs = [alone(model, given, prompt, recorded) for prompt in prompts]
         ours = [answer for answer, _ in pairs]
         for way in ways:
             if way == TOGETHER:
-                with BatchSession(model, given, len(prompts)) as batch:
+                with BatchSession(model, given, 4) as batch:
                     ours = [*batch.generate(prompts, **LIMITS).run().results]
             for prompt, mine, its, (_, drafts) in zip(prompts, ours, theirs, pairs, strict=True):
                 where = {"depth": depth, "way": way, "prompt": len(prompt)}
@@ -258,73 +288,6 @@ def table(ended: dict[str, list[Trial]]) -> list[str]:
     return [*results.markdown_table(head, rows), "", *named]
 
 
-def write_page(name: str, title: str, server: Installed, rows: list[str], about: str) -> None:
-    """Write what was found into build/results."""
-    lines = [f"# {title}", "", *results.header_lines(results.header(native.load().stamp))]
-    lines += [f"- llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"]
-    lines += ["", *rows, "", about]
-    DRAFTS.mkdir(parents=True, exist_ok=True)
-    write_whole(DRAFTS / name, ("\n".join(lines).rstrip() + "\n").encode())
-
-
-# -- images ----------------------------------------------------------------------------------------
-
-#: Texts with places for images: first, in the middle, last, several.
-TEXTS = (
-    f"{HERE}def area(shape):\n    ",
-    f"The picture {HERE} shows a list. In Python, ",
-    f"# What follows is a screenshot of the module os.path: {HERE}",
-    f"First {HERE} and then {HERE}, which are both ",
-)
-#: Width and height of pictures, by trial: of few tokens, and of more than a graph has.
-SIZES = ((96, 64), (64, 128), (160, 224), (320, 256), (448, 96), (384, 352))
-
-WHAT_IT_SAYS_OF_IMAGES = f"""\
-A trial: all of {N_TOKENS} tokens after one of {len(SIZES) * len(TEXTS)} prompts with images,
-and the number of accepted drafts, at depths {DEPTHS}, {ALONE} and {TOGETHER} (four at
-once). Images are first, in the middle, last, or two; of 8 to 132 tokens each, and graphs have
-{N_UBATCH}. The encoder has random weights; so has "tiny", whose head drafts well. Near ties are as
-without images. Text only: the texts are equal, the accepted drafts are not. Each prompt has a
-server of its own: drafts of llama-server after an image depend on the prompt before it."""
-
-
-def png(seed: int, size: tuple[int, int]) -> bytes:
-    """A file with a picture of coarse noise."""
-    rng = np.random.default_rng(seed)
-    small = rng.integers(0, 256, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(out, "PNG")
-    return out.getvalue()
-
-
-def image_trials(vision: Vision, server: str, depth: int, recorded: Recorded) -> list[Trial]:
-    """All of one model and depth, after images."""
-    model, given, found = vision.model, settings(depth, "f16"), []
-    peer = server_options(PeerOptions(given, str(model.path), 0))
-    written = [
-        (text, [png(10 * i + j, size) for j in range(text.count(HERE))])
-        for i, size in enumerate(SIZES)
-        for text in TEXTS
-    ]
-    prompts = [vision.prompt(*one) for one in written]
-    with BatchSession(model, given, 4) as batch:
-        together = batch.generate(prompts, **LIMITS).run().results
-    for prompt, (text, images), beside in zip(prompts, written, together, strict=True):
-        with LlamaServer(server, [*peer, "--mmproj", str(vision.path), "-lv", "5"]) as running:
-            said = running.image_prompt(text, [base64.b64encode(one).decode() for one in images])
-            theirs, _ = ask(running, said, len(prompt))
-        mine, rounds = alone(model, given, prompt, recorded)
-        spare = len(prompt) - position(len(prompt), prompt.images)  # the server counts entries
-        drafts = {at + spare: tokens for at, tokens in rounds.items()}
-        for way, ours in ((ALONE, mine), (TOGETHER, beside)):
-            where = {"depth": depth, "way": way, "prompt": len(prompt)}
-            found.append(where | compared(ours, theirs, drafts))
-    return found
-
-
-# -- all -------------------------------------------------------------------------------------------
-
-
 def of_text(server: str, folder: Path, recorded: Recorded) -> Iterator[tuple[str, list[Trial]]]:
     """The trials of each model, by name."""
     models = write_models(folder)
@@ -345,12 +308,12 @@ def of_images(server: str, folder: Path, recorded: Recorded) -> Iterator[tuple[s
             mmproj = folder / f"encoder-{path.stem}.gguf"
             write_synthetic_mmproj(mmproj, model.n_embd_inp)
             with Vision(model, mmproj, n_threads=1) as vision:
-                runs = (image_trials(vision, server, depth, recorded) for depth in DEPTHS)
+                runs = (trials(vision, server, depth, recorded) for depth in DEPTHS)
                 yield path.stem, [trial for found in runs for trial in found]
 
 
 def main(argv: list[str]) -> int:
-    """Run all trials; write build/results/parity.md, or image-parity.md."""
+    """Run all trials, and print."""
     if argv not in ([], ["--images"]):
         sys.exit(__doc__)
     try:
@@ -364,17 +327,15 @@ def main(argv: list[str]) -> int:
         for name, found in of(*server.command, Path(folder), Recorded()):
             ended[name] = found
             print("\n".join(table({name: found})), flush=True)
-    title, about = "Texts and accepted drafts beside llama-server", WHAT_IT_SAYS
-    if argv:
-        title, about = "Texts and accepted drafts after images", WHAT_IT_SAYS_OF_IMAGES
-    write_page(f"{'image-' if argv else ''}parity.md", title, server, table(ended), about)
-    return int(
-        any(
-            not explained(name, trial) and trial["end"] != "near tie"
-            for name, found in ended.items()
-            for trial in found
-        )
-    )
+    print(results.heading(f"llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"))
+    print("", *table(ended), sep="\n")
+    wrong = [
+        trial
+        for name, found in ended.items()
+        for trial in found
+        if not explained(name, trial) and trial["end"] != "near tie"
+    ]
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Build upstream's own llama-bench and llama-server, to measure this project against them.
 
-    python bench/peers.py                 # builds into build/peers, or says that it is up to date
-    python bench/peers.py --check         # only reports
+    python bench/peers.py                        # builds into build/peers, or is up to date
+    python bench/peers.py --define GGML_CUDA=ON
+    python bench/peers.py --check                # only reports
 
 The sources are the pinned tree with the `upstream` patches (the AMX fix alone); compiler flags and
 CPU features are chosen by the same CMake modules as for this project's libraries (bindings/cmake),
@@ -19,12 +20,10 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,209 +37,98 @@ sys.path.append(str(ROOT / "patches"))
 from pq.series import PatchError, read_series
 
 SOURCE = ROOT / "bench" / "cmake"
-#: ggml options that decide the speed of the CPU backend, and how its description names them.
-BACKEND_OPTIONS = {
-    "GGML_LLAMAFILE": "LLAMAFILE",
-    "GGML_OPENMP": "OPENMP",
-    "GGML_CPU_REPACK": "REPACK",
-}
 
 
-@dataclass(frozen=True)
-class Peers:
-    """A build of upstream's programs.
-
-    Attributes:
-        programs: paths of the programs that are built, by name.
-        info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines,
-            recipe.
-    """
-
-    folder: Path
-    programs: dict[str, Path]
-    info: dict[str, Any]
-
-    @property
-    def missing(self) -> list[str]:
-        """Programs that are not built."""
-        return [name for name in PROGRAMS if name not in self.programs]
+def missing(folder: Path) -> list[str]:
+    """Programs that are not built."""
+    return [name for name in PROGRAMS if not os.access(folder / "bin" / name, os.X_OK)]
 
 
-def built(folder: Path) -> Peers:
-    """The build in `folder`, complete or not."""
-    there = {name: folder / "bin" / name for name in PROGRAMS}
-    programs = {name: path for name, path in there.items() if os.access(path, os.X_OK)}
+def description(folder: Path) -> dict[str, Any]:
+    """Of a build: upstream_commit, series, compiler, build_type, cpu_features, ggml (options),
+    defines, recipe. {}: half configured, nothing is known about the programs there."""
     try:
-        info = json.loads((folder / "peers.json").read_text())
-        info |= json.loads((folder / "request.json").read_text())
+        info: dict[str, Any] = json.loads((folder / "peers.json").read_text())
+        return info | json.loads((folder / "request.json").read_text())
     except (OSError, ValueError):
-        programs, info = {}, {}  # half configured: nothing is known about the programs there
-    return Peers(folder, programs, info)
+        return {}
 
 
-def series_stamp() -> str:
-    """Hash of the patches that the upstream variant of this checkout gets."""
-    return read_series().stamp("upstream")
-
-
-def recipe() -> str:
-    """Hash of the CMake files that decide how the programs are built, and of the pin."""
+def request(defines: Sequence[str]) -> dict[str, Any]:
+    """What a build of this checkout has: the defines, the patches that the upstream variant gets,
+    and a hash of the pin and of the CMake files that decide how the programs are built."""
     files = [SOURCE / "CMakeLists.txt", *sorted((ROOT / "bindings" / "cmake").glob("*.cmake"))]
     files.append(ROOT / "vendor" / "llama-cpp.pin")
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    recipe = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    series = read_series().stamp("upstream")
+    return {"defines": list(defines), "recipe": recipe, "series": series}
 
 
-def is_current(peers: Peers, defines: Sequence[str]) -> bool:
+def is_current(folder: Path, defines: Sequence[str]) -> bool:
     """Whether both programs are there, built from this checkout with these defines."""
-    wanted = {"series": series_stamp(), "recipe": recipe(), "defines": list(defines)}
-    return not peers.missing and all(peers.info.get(key) == wanted[key] for key in wanted)
+    return not missing(folder) and request(defines).items() <= description(folder).items()
 
 
-def build(
-    folder: Path = BUILD_FOLDER,
-    jobs: int | None = None,
-    defines: Sequence[str] = (),
-    archive: Path | None = None,
-) -> Peers:
-    """Build what is missing or out of date in `folder`; a current build is taken as it is.
+def build(folder: Path, defines: Sequence[str] = (), archive: Path | None = None) -> None:
+    """Build what is missing or out of date; a current build is taken as it is. A program that does
+    not compile is missing then.
 
     Args:
-        jobs: compiler processes at a time; default: the build tool's own.
         defines: CMake definitions, e.g. "GGML_LLAMAFILE=ON".
         archive: source archive of the pin, for a machine without network.
-
-    Returns:
-        The build; a program that did not compile is in `missing`.
 
     Raises:
         PeerError: CMake is missing, or configuring failed.
     """
-    present = built(folder)
-    if is_current(present, defines):
-        return present
-    request = {"defines": list(defines), "recipe": recipe()}
+    if is_current(folder, defines):
+        return
+    beside = Path(sys.executable).parent  # of an environment that is not activated
+    cmake = shutil.which("cmake", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    if not cmake:
+        raise PeerError("cmake is not on PATH; `pip install cmake ninja` provides it")
     (folder / "request.json").unlink(missing_ok=True)  # a build under way has no description
-    _configure(folder, defines, archive)
-    log = folder / "build.log"
-    log.write_text("")
-    for program in PROGRAMS:
-        command = [_cmake(), "--build", str(folder), "--target", program]
-        command += ["--parallel", str(jobs)] if jobs else []
-        if not _run_logged(command, log):
-            (folder / "bin" / program).unlink(missing_ok=True)  # an older one would mislead
-    (folder / "request.json").write_text(json.dumps(request))
-    return built(folder)
-
-
-def _configure(folder: Path, defines: Sequence[str], archive: Path | None) -> None:
     # Fresh: options remembered from an earlier run would outlive a changed recipe.
-    command = [_cmake(), "--fresh", "-S", str(SOURCE), "-B", str(folder)]
+    command = [cmake, "--fresh", "-S", str(SOURCE), "-B", str(folder)]
     command += ["-G", "Ninja" if shutil.which("ninja") else "Unix Makefiles"]
-    command += [f"-DPython_EXECUTABLE={sys.executable}"]
-    command += [f"-D{define}" for define in defines]
+    command += [f"-DPython_EXECUTABLE={sys.executable}", *(f"-D{define}" for define in defines)]
     command += [f"-DPYLLAMA_SDIST={archive.resolve()}"] if archive else []
     print("configuring upstream's programs ...", file=sys.stderr, flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise PeerError("configuring failed:\n" + done.stdout.strip()[-3000:])
+    for program in PROGRAMS:
+        command = [cmake, "--build", str(folder), "--target", program, "-j", str(os.cpu_count())]
+        if subprocess.run(command, stdout=sys.stderr).returncode:
+            (folder / "bin" / program).unlink(missing_ok=True)  # an older one would mislead
+    (folder / "request.json").write_text(json.dumps(request(defines)))
 
 
-def _cmake() -> str:
-    beside = Path(sys.executable).parent  # of an environment that is not activated
-    found = shutil.which("cmake", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
-    if not found:
-        raise PeerError("cmake is not on PATH; `pip install cmake ninja` provides it")
-    return found
-
-
-def _run_logged(command: list[str], log: Path) -> bool:
-    """Run a build command, with its output in `log` and its steps on stderr; True: it succeeded."""
-    with (
-        log.open("a") as file,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            if line.startswith("["):  # [steps done/all], or a percentage; the rest is warnings
-                print(line.rstrip()[:100], file=sys.stderr, flush=True)
-    if process.returncode:
-        print("\n".join(log.read_text().splitlines()[-30:]), file=sys.stderr)
-    return process.returncode == 0
-
-
-def parse_system_info(text: str) -> dict[str, str]:
-    """llama.cpp's line about the CPU backend as {feature: value}; {} without the line."""
-    line = re.search(r"CPU : (.*)", text)
-    return dict(re.findall(r"(\w+) = (\S+)", line.group(1) if line else ""))
-
-
-def differences(peers: Peers, stamp: dict[str, Any], system_info: str) -> list[str]:
-    """What differs, and should not, between this build and that of our library.
-
-    Args:
-        stamp, system_info: our library's words about its build and backends.
-    """
-    notes = []
-    for key in ("upstream_commit", "cpu_features", "compiler"):
-        theirs, own = peers.info.get(key), stamp.get(key)
-        if theirs != own:
-            notes.append(f"the builds differ in {key}: upstream's {theirs!r}, ours {own!r}")
-    backend = parse_system_info(system_info)
-    for option, feature in BACKEND_OPTIONS.items():
-        theirs, own = peers.info.get("ggml", {}).get(option), feature in backend
-        if theirs != own:
-            state = {True: "on", False: "off"}
-            notes.append(
-                f"the builds differ in {option}: {state.get(theirs)} in upstream's programs, "
-                f"{state[own]} in our library"
-            )
-    return notes
-
-
-def report(peers: Peers) -> str:
-    """What is built and how, for the screen."""
-    lines = [f"{name:13} {peers.programs.get(name, 'not built')}" for name in PROGRAMS]
-    info = peers.info
-    if info:
-        options = [name for name, on in info["ggml"].items() if on]
-        lines += [
-            f"upstream      {info['upstream_commit'][:12]}, patches {info['series'][:12]}",
-            f"compiler      {info['compiler']}, {info['build_type']}",
-            f"CPU features  {info['cpu_features']}",
-            f"ggml          {' '.join(options)}",
-        ]
-        if info["defines"]:
-            lines.append(f"defines       {' '.join(info['defines'])}")
+def report(folder: Path, ours: dict[str, Any]) -> str:
+    """What is built and how, and where it differs from our library, whose stamp is `ours`."""
+    info = description(folder)
+    lines = [f"not built: {', '.join(missing(folder)) or 'none'}", json.dumps(info, indent=1)]
+    for key in ("upstream_commit", "cpu_features", "compiler") if info else ():
+        if info.get(key) != ours.get(key):
+            lines.append(f"our library has another {key}: {ours.get(key)}")
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description="Build upstream's llama-bench and llama-server.")
-    parser.add_argument("--folder", type=Path, default=BUILD_FOLDER, help="build folder")
-    parser.add_argument("--jobs", type=int, metavar="N", help="compiler processes at a time")
-    parser.add_argument(
-        "--define", action="append", default=[], metavar="NAME=VALUE", help="for CMake; repeatable"
-    )
+    what = "for CMake; repeatable"
+    parser.add_argument("--define", action="append", default=[], metavar="NAME=VALUE", help=what)
     parser.add_argument("--archive", type=Path, metavar="FILE", help="source archive of the pin")
     parser.add_argument("--check", action="store_true", help="only report what is built")
     args = parser.parse_args(argv)
     try:
-        if args.check:
-            peers = built(args.folder)
-        else:
-            peers = build(args.folder.resolve(), args.jobs, args.define, args.archive)
+        if not args.check:
+            build(BUILD_FOLDER, args.define, args.archive)
     except (PeerError, PatchError) as error:
         print(f"peers: {error}", file=sys.stderr)
         return 1
-    print(report(peers))
-    library = native.load()
-    for note in differences(peers, library.stamp, library.system_info()) if peers.info else ():
-        print(note)
-    return 1 if peers.missing else 0
+    print(report(BUILD_FOLDER, native.load().stamp))
+    return int(bool(missing(BUILD_FOLDER)))
 
 
 if __name__ == "__main__":

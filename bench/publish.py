@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure everything that the README and docs/ quote, and write it as pages of results.
+"""Measure everything that the README and docs/ quote, and print it as parts of pages of results.
 
     python bench/publish.py --models MODELS                     # hours; the same command goes on
     python bench/publish.py --models MODELS --minutes 5         # ... in pieces of five minutes
@@ -11,11 +11,10 @@
 A section is one `pyllama-mtp matrix` command for each of some models. Its samples are kept in
 bench/results/SECTION.jsonl, from which it goes on after Ctrl-C or when the time was over, with the
 same --more; remove the file to measure anew. Lengths of the context come in ascending order, and
-those for which there is no time are left out. Pages (speed.md, kinds.md, long.md, gpu.md) have a
-part for each section; a call writes the parts of the sections that it was asked for. Models that
-MODELS lacks are made first; llama-server and llama-bench are those of the folder that
-PYLLAMA_MTP_PEERS names, or bench/peers.py builds them. Sections of a GPU are those of bench/gpu.py;
-they have to be named, and so have large models.
+those for which there is no time are left out. The tables of each section that was asked for are
+printed. Models that MODELS lacks are made first; llama-server and llama-bench are those of the
+folder that PYLLAMA_MTP_PEERS names, or bench/peers.py builds them. Sections of a GPU are those of
+bench/gpu.py; they have to be named, and so have large models.
 
 Exit codes: 0 all that was asked for is measured, 1 a command failed, 3 the time is over.
 """
@@ -32,9 +31,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchkit import BENCH, RESULTS
+from benchkit import BENCH, RESULTS, parser_of
 from benchkit.model import OTHERS, SYNTHETIC, make_models, make_picture
-from benchkit.speedpage import fragment, write_page
+from benchkit.speedpage import part
 
 from pyllama_mtp.measure.peers import VARIABLE
 from pyllama_mtp.measure.records import last_run
@@ -53,7 +52,6 @@ class Section:
         options: of `pyllama-mtp matrix`; {models} is the folder of the models.
         models: names of files, without ".gguf".
         further: models that are measured only if --files names them.
-        page: of bench/results, without ".md".
     """
 
     name: str
@@ -61,7 +59,6 @@ class Section:
     options: str
     models: tuple[str, ...] = (DEMO,)
     further: tuple[str, ...] = ()
-    page: str = "speed"
 
 
 LARGE = tuple(SYNTHETIC)[8:]
@@ -80,40 +77,37 @@ SECTIONS = (
             "-p 64 -n 128 --depths 0,1,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 3",
             BOTH),
     Section("contexts", "By length of the context",
-            f"{AT} --depths 0,3,auto --repeat 2", BOTH, LARGE, "long"),
+            f"{AT} --depths 0,3,auto --repeat 2", BOTH, LARGE),
     Section("contexts_q8_0", "By length of the context, with K and V in Q8_0",
             f"{AT} --depths 0,3,auto --repeat 2 --cache-type-k q8_0 --cache-type-v q8_0",
-            BOTH, LARGE, "long"),
+            BOTH, LARGE),
     Section("contexts_peers", "By length of the context, beside llama-server and llama-bench",
-            f"{AT} --depths 0,3 --repeat 1 {PEERS}", BOTH, LARGE, "long"),
+            f"{AT} --depths 0,3 --repeat 1 {PEERS}", BOTH, LARGE),
     Section("prompts", "Prompts with MTP and without, and the same library once more",
             "-p 2k -n 8 --depths 0,3 --variants patched,patched:AGAIN=1 --repeat 5",
             ("0.8b-q4_k_m", "0.8b-q8_0", "moe-q4_k_m", "moe-q8_0")),
     Section("architectures", "Other architectures, beside llama-server",
-            "-p 256 -n 128 --depths 0,1,3,auto --no-ngram --repeat 3 --peers llama-server", OTHERS,
-            page="kinds"),
+            "-p 256 -n 128 --depths 0,1,3,auto --no-ngram --repeat 3 --peers llama-server", OTHERS),
     Section("classes", "Real text by class of prompt: the demo model",
             "--classes code,factual,instruction,thinking -p 192 -n 96 --depths 0,1,2,3,auto "
             "--threads 1 --repeat 9"),
     Section("images", "Prompts with an image and without, beside llama-server",
             "-p 288,512 -n 128 --depths 0,3 --classes text,image --image {models}/picture.png "
             "--mmproj {models}/encoder-0.8b.gguf --no-ngram --repeat 3 --peers llama-server",
-            ("0.8b-q4_k_m",), page="kinds"),
+            ("0.8b-q4_k_m",)),
     # Of bench/gpu.py, in the order of their worth.
     Section("gpu_golden", "On a GPU, at the acceptance of Qwen3.5's head",
-            f"-p 1k -n 192 --depths 0,2,3,4,5,auto --no-ngram --repeat 3 {GOLDEN} {PEERS}", LARGE,
-            page="gpu"),
+            f"-p 1k -n 192 --depths 0,2,3,4,5,auto --no-ngram --repeat 3 {GOLDEN} {PEERS}", LARGE),
     Section("gpu", "On a GPU, with real drafts",
-            "-p 1k -n 128 --depths 0,2,3,4,auto --no-ngram --repeat 3", LARGE, page="gpu"),
+            "-p 1k -n 128 --depths 0,2,3,4,auto --no-ngram --repeat 3", LARGE),
     Section("gpu_32k", "On a GPU, after 32k tokens",
             "--at 32k -p 512 -n 128 --depths 0,2,3,4,auto --no-ngram --repeat 2 "
-            "--axis synthetic-acceptance=golden:qwen3.5,none", LARGE, page="gpu"),
+            "--axis synthetic-acceptance=golden:qwen3.5,none", LARGE),
     Section("gpu_experts", "On a GPU, with all experts on the CPU",
-            f"--cpu-moe -p 1k -n 64 --depths 0,2,3,auto --no-ngram --repeat 2 {GOLDEN}", LARGE[1:],
-            page="gpu"),
+            f"--cpu-moe -p 1k -n 64 --depths 0,2,3,auto --no-ngram --repeat 2 {GOLDEN}", LARGE[1:]),
     Section("gpu_half", "On a GPU, with half of the layers on the CPU",
             f"--n-gpu-layers 33 -p 1k -n 48 --depths 0,3,auto --no-ngram --repeat 2 {GOLDEN}",
-            LARGE[:1], page="gpu"),
+            LARGE[:1]),
 )  # fmt: skip
 
 
@@ -138,7 +132,7 @@ def command(section: Section, model: str, args: argparse.Namespace, records: Pat
 
 
 def measure(section: Section, args: argparse.Namespace, folder: Path, end: float) -> int:
-    """Run a section's commands until `end`, and write its part; returns an exit code."""
+    """Run a section's commands until `end`, and print its part; returns an exit code."""
     records, failed = folder / f"{section.name}.jsonl", False
     named = [name for name in (*section.models, *section.further) if name in (args.files or ())]
     models = named if args.files else section.models
@@ -159,18 +153,14 @@ def measure(section: Section, args: argparse.Namespace, folder: Path, end: float
         failed |= done.returncode != 0
     missing = [model for model in models if missing_samples(records, model) != 0]
     if records.exists():
-        part = fragment(section.title, records, missing)
-        write_page(
-            folder / f"{section.page}.md", section.name, part, [one.name for one in SECTIONS]
-        )
+        print(part(section.title, records), end="\n\n")
+        print(*(f"**Not finished: {model}.**\n\n" for model in missing), sep="", end="", flush=True)
     return FAILED if failed else UNFINISHED if missing else 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     names = [section.name for section in SECTIONS]
     usual = [name for name in names if not name.startswith("gpu")]
     add = parser.add_argument
@@ -179,13 +169,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--files", nargs="+", metavar="NAME", help="only these models of a section")
     add("--more", default="", metavar="OPTIONS", help="further options of every matrix command")
     add("--results", type=Path, default=RESULTS, metavar="DIR", help="default: bench/results")
-    add(
-        "--minutes",
-        type=float,
-        default=math.inf,
-        metavar="M",
-        help="stop after so long; the same command goes on",
-    )
+    what = "stop after so long; the same command goes on"
+    add("--minutes", type=float, default=math.inf, metavar="M", help=what)
     cores = len(os.sched_getaffinity(0))
     add("--threads", type=int, default=cores, metavar="N", help="default: %(default)s, all cores")
     add("--quick", action="store_true", help="one short sample of each, into build/publish-quick")

@@ -3,7 +3,7 @@
 
     python bench/soak.py                       # 30 minutes on the demo model
     python bench/soak.py --minutes 1 --seed 7
-    python bench/soak.py --steps 40            # as many steps instead of a time
+    python bench/soak.py --steps 40            # so many steps: memory does not count
 
 Prompts, settings, follow-ups, cancellations, stop strings, saved and restored prompts, several
 prompts at once and bad input follow each other at random; the seed decides the order. Every greedy
@@ -14,7 +14,6 @@ Needs psutil.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import os
@@ -26,12 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from benchkit.results import header, header_lines, markdown_table
+import psutil
+from benchkit import anonymous, growth, parser_of, results
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama import native
 from pyllama_mtp.measure.prompts import CLASSES, prompts_for
 from pyllama_mtp.models.demo import demo_path
 
@@ -54,7 +52,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 MATTERS = ("cache_type_k", "cache_type_v", "flash_attn")
 #: Relative probabilities of the steps. A switch closes the session; the next step opens another.
 STEPS = {
-    "ask": 8, "go_on": 8, "ask_again": 2, "go_back": 4, "sample": 3, "cancel": 5, "stop_string": 3,
+    "ask": 8, "go_on": 10, "go_back": 4, "sample": 3, "cancel": 5, "stop_string": 3,
     "save_and_restore": 2, "batch": 2, "bad_input": 2, "switch": 5,
 }  # fmt: skip
 WARM_UP = 0.2  # share of the readings that do not count
@@ -122,11 +120,9 @@ class Soak:
         self.last = [*prompt, *answer.tokens]
 
     def go_on(self) -> None:
-        longer = [*self.last, *self.prompt()]
+        """The last text again, or longer."""
+        longer = [*self.last, *self.random.choice(([], self.prompt()))]
         self.ask(longer if len(longer) < N_CTX - 64 else None)
-
-    def ask_again(self) -> None:
-        self.ask(self.last)
 
     def go_back(self) -> None:
         """To a random place of the last text, and on in another way."""
@@ -237,13 +233,10 @@ def resident() -> int:
     The allocator first returns freed memory to the system: how much of it the allocator would keep
     depends on the order of sizes, and would hide or feign growth.
     """
-    import psutil
-
     gc.collect()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc
         trim(0)
-    memory = psutil.Process().memory_info()
-    return int(memory.rss - memory.shared)
+    return anonymous(psutil.Process())
 
 
 def soak(work: Soak, minutes: float, steps: int | None) -> list[int]:
@@ -258,18 +251,9 @@ def soak(work: Soak, minutes: float, steps: int | None) -> list[int]:
     return [*readings, resident()]
 
 
-def growth(readings: list[int]) -> tuple[float, float]:
-    """Memory after the warm-up: medians of its first and of its last tenth, in bytes."""
-    settled = readings[int(WARM_UP * len(readings)) :]
-    tenth = max(len(settled) // 10, 1)
-    return float(np.median(settled[:tenth])), float(np.median(settled[-tenth:]))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--minutes", type=float, default=30, metavar="M", help="default: %(default)s")
     add("--steps", type=int, metavar="N", help="this many steps instead")
@@ -289,17 +273,14 @@ def main(argv: list[str] | None = None) -> int:
             different = str(error)
         finally:
             work.switch()
-    first, last = growth(readings)
-    print("\n".join(header_lines(header(native.load().stamp))), end="\n\n")
-    print(
-        "\n".join(markdown_table(["what", "times"], [[k, str(n)] for k, n in work.counts.items()]))
-    )
+    first, last = growth(readings, WARM_UP)
+    results.show([], ["what", "times"], [[name, str(n)] for name, n in work.counts.items()])
     print(f"\nmemory with no session open: {first / 2**20:.1f}, then {last / 2**20:.1f} MiB")
     if different:
         print(f"an answer differs: {different}")
-    if last - first > SLACK:
+    if grew := not args.steps and last - first > SLACK:
         print("memory grew")
-    return int(bool(different) or last - first > SLACK)
+    return int(bool(different) or grew)
 
 
 if __name__ == "__main__":

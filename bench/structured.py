@@ -9,8 +9,11 @@ is the default.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from unittest import mock
+
+from benchkit import results
 
 from pyllama_mtp import Grammar, Model, Sampling, Session, Settings
 from pyllama_mtp.models.demo import demo_path
@@ -54,23 +57,18 @@ def answers(model: Model, depth: int | str, temperature: float) -> tuple[int, in
 
 def main() -> None:
     """Print the table."""
-    path = sys.argv[1] if len(sys.argv) > 1 else demo_path()
-    print("# Forced tokens: JSON with long keys\n")
-    print("`python bench/structured.py`: tokens per pass of the model. Forced: of 100 tokens.")
-    print("One greedy answer, or twenty that are drawn at temperature 1.\n")
-    print("| temperature | depth | without | with forced tokens | passes saved | forced |")
-    print("|---|---|---|---|---|---|")
-    with Model(path) as model:
-        for temperature in (0.0, 1.0):
-            for depth in (0, 3, "auto"):
-                with mock.patch.object(Sampler, "forced", lambda sampler, most: []):
-                    n_plain, plain, _ = answers(model, depth, temperature)
-                n, passes, forced = answers(model, depth, temperature)
-                saved = 1 - (passes / n) / (plain / n_plain)
-                print(
-                    f"| {temperature:g} | {depth} | {n_plain / plain:.2f} | {n / passes:.2f} "
-                    f"| {100 * saved:.0f} % | {100 * forced / n:.0f} |"
-                )
+    rows = []
+    with Model(sys.argv[1] if len(sys.argv) > 1 else demo_path()) as model:
+        for temperature, depth in itertools.product((0.0, 1.0), (0, 3, "auto")):
+            with mock.patch.object(Sampler, "forced", lambda sampler, most: []):
+                n_plain, plain, _ = answers(model, depth, temperature)
+            n, passes, forced = answers(model, depth, temperature)
+            saved = 1 - (passes / n) / (plain / n_plain)
+            row = [f"{temperature:g}", str(depth), f"{n_plain / plain:.2f}", f"{n / passes:.2f}"]
+            rows.append([*row, f"{100 * saved:.0f} %", f"{100 * forced / n:.0f}"])
+    about = "Tokens per pass of the model. One greedy answer, or twenty at temperature 1. Forced: %"
+    head = ["temperature", "depth", "without", "with forced tokens", "passes saved", "forced"]
+    results.show([about], head, rows)
 
 
 if __name__ == "__main__":

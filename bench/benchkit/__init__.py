@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import psutil
 
 BENCH = Path(__file__).resolve().parents[1]
 ROOT, RESULTS = BENCH.parent, BENCH / "results"
@@ -13,13 +21,21 @@ DRAFTS = ROOT / "build" / "results"
 sys.path.append(str(ROOT))  # for tests.*; after the installed package
 
 
-def memory_of(process: int | str, key: str) -> int:
-    """Bytes of a line of /proc/PID/status, such as "VmRSS"; 0: the process has ended.
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser of a script's options, whose help begins with the script's docstring."""
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=doc, formatter_class=raw)
 
-    Raises:
-        OSError: there is no such process.
-    """
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return 0
+
+def anonymous(process: psutil.Process) -> int:
+    """Bytes of a process in memory that do not belong to a file."""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
+
+
+def growth(readings: Sequence[int], warm_up: float) -> tuple[float, float]:
+    """Memory after the warm-up, a share of the readings: medians of the first and of the last
+    tenth, in bytes."""
+    settled = readings[int(warm_up * len(readings)) :]
+    tenth = max(len(settled) // 10, 1)
+    return float(np.median(settled[:tenth])), float(np.median(settled[-tenth:]))

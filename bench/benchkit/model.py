@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -52,24 +53,29 @@ def make_picture(folder: Path) -> None:
 
 
 def make_models(folder: Path, names: Sequence[str]) -> None:
-    """Write the models that the folder lacks."""
+    """Write the models that the folder lacks. Another process that does so is waited for."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [name for name in names if not (folder / f"{name}.gguf").exists()]
-    for name in missing:
-        if name in SYNTHETIC:
-            (shape, kind), path = SYNTHETIC[name], folder / f"{name}.tmp.gguf"
-            words = ["--shape", shape, "--type", kind, "--head-noise", "0.05", "--force", str(path)]
-            command = [sys.executable, "-m", "pyllama_mtp", "synth", *words]
-            subprocess.run(command, check=True, cwd=folder)  # whose sources nobody imports
-            path.rename(folder / f"{name}.gguf")
-    for arch in [name for name in OTHERS if name in missing]:
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in names:
+            if not (folder / f"{name}.gguf").exists():
+                _make_model(folder, name)
+
+
+def _make_model(folder: Path, name: str) -> None:
+    partial = folder / f"{name}.tmp.gguf"
+    if name in SYNTHETIC:
+        shape, kind = SYNTHETIC[name]
+        words = ["--shape", shape, "--type", kind, "--head-noise", "0.05", "--force", str(partial)]
+        command = [sys.executable, "-m", "pyllama_mtp", "synth", *words]
+        subprocess.run(command, check=True, cwd=folder)  # whose sources nobody imports
+    else:
         from tests.architectures import write_model
 
         whole = folder / "f32.gguf"
-        try:
-            n_heads = 3 if ARCHITECTURES[arch].several_heads else 1
-            write_model(arch, whole, n_heads, noise=NOISE, large=True)
-            quantize_model(whole, folder / f"{arch}.gguf", "q8_0")
-        finally:
-            whole.unlink(missing_ok=True)
+        n_heads = 3 if ARCHITECTURES[name].several_heads else 1
+        write_model(name, whole, n_heads, noise=NOISE, large=True)
+        quantize_model(whole, partial, "q8_0")
+        whole.unlink()
+    partial.rename(folder / f"{name}.gguf")

@@ -1,33 +1,19 @@
-"""The page of bench/publish.py: of each section machine, command, speeds and the main ratios."""
+"""What bench/publish.py prints of a section: machine, command, speeds and the main ratios."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from benchkit.results import project_commit
 from pyllama_mtp import bench
-from pyllama_mtp.files import write_whole
-from pyllama_mtp.measure.figures import OURS, Cell, Figure, machine_words, ratio_to, ratio_to_plain
+from pyllama_mtp.measure.figures import OURS, Cell, Figure, machine_words, ratio_to
 from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.records import read_file
 from pyllama_mtp.measure.table import above
 from pyllama_mtp.measure.text import size_name, speed_words, to_markdown
-
-PREFACE = """# Speed on CPUs
-
-`python bench/publish.py` writes the parts of this page: a list of `pyllama-mtp matrix` commands.
-`pyllama-mtp report FILE.jsonl` shows each cell. A ratio compares tokens per second within a repeat;
-its 95 % interval is in brackets ([docs/measuring.md](../../docs/measuring.md)). The best depth is
-the fastest in these samples, chosen afterwards. Models have random weights, and a head that drafts
-well (`synth --head-noise 0.05`). No published model was measured. Files: the shape of Qwen3.5-0.8B
-(0.8b), and a small mixture of experts (moe).
-
-"""
 
 
 def best_of(cells: Sequence[Cell]) -> Cell | None:
@@ -87,7 +73,7 @@ def ratio_table(cells: Sequence[Cell]) -> str:
         pairs = [*compared([*members])]
         _, auto, plain, _ = pairs[0]
         row |= {
-            f"{name}, tok/s": _speed(cell.decode_tps)
+            f"{name}, tok/s": speed_words(cell.decode_tps or 0.0)
             for name, cell in (("no MTP", plain), ("auto", auto))
             if cell
         }
@@ -101,91 +87,20 @@ def ratio_table(cells: Sequence[Cell]) -> str:
     return to_markdown(heads, table, [head in ("file", "prompt") for head in heads])
 
 
-def context_table(cells: Sequence[Cell]) -> str:
-    """Speeds against the length of the context, which are those of plots: of each model and length
-    tokens per second of the prompt and of decoding, without MTP and with it, their ratio, and the
-    accepted part of the drafts; as Markdown. "": all contexts were empty."""
-    rows = []
-    lengths = dict.fromkeys((cell.model, cell.n_context) for cell in cells if cell.n_context)
-    for model, at in lengths:
-        row = {"file": model.removesuffix(".gguf"), "after": f"{at:,}"}
-        of_length = [cell for cell in cells if (cell.model, cell.n_context) == (model, at)]
-        for cell in of_length:
-            depth = "auto" if cell.adaptive else f"{cell.n_max}" if cell.n_max else "no MTP"
-            name = depth if cell.program == OURS else f"{cell.program} {depth}"
-            row[f"prompt, {name}"] = _speed(cell.prefill_tps)
-            row[f"decode, {name}"] = _speed(cell.decode_tps)
-            if cell.program == OURS and (ratio := ratio_to_plain(cell, of_length, "decode_tps")):
-                row[f"{name} to no MTP"] = f"{ratio.value:.2f}"
-                drafted = sum(cell.drafted)
-                row[f"accepted %, {name}"] = f"{100 * sum(cell.accepted) / max(drafted, 1):.0f}"
-        rows.append(row)
-    kinds = ("file", "after", "prompt,", "decode,", "to no MTP", "accepted")
-    heads = sorted(
-        dict.fromkeys(head for row in rows for head in row),
-        key=lambda head: next(i for i, kind in enumerate(kinds) if kind in head),
-    )
-    table = [[row.get(head, "-") for head in heads] for row in rows]
-    return to_markdown(heads, table, [head == "file" for head in heads]) if rows else ""
-
-
-def _speed(tps: float | None) -> str:
-    return speed_words(tps) if tps else "-"
-
-
-def context_notes(records: Path) -> str:
-    """Which lengths of the context were left out, and how many cells have one sample."""
-    notes, runs = [], read_file(records).runs.values()
-    for run in runs:
-        contexts, measured = run.header.plan.contexts, [*run.cells.values()]
-        each = len(run.header.plan.cells(*run.header.plan.kinds()[0])) // len(contexts)
-        there = Counter(cell.n_context for cell in measured)
-        if missing := [f"{at:,}" for at in contexts if there[at] < each]:
-            name = run.header.model.name.removesuffix(".gguf")
-            notes.append(f"- {name}: there was no time for all after {', '.join(missing)} tokens.")
-    sampled = [len(cell.samples) for run in runs for cell in run.cells.values() if cell.samples]
-    if n := sampled.count(1):
-        notes.append(
-            f"- {n} of {len(sampled)} cells have one sample, and their ratios no interval."
-        )
-    return "\n".join(notes)
-
-
-def fragment(title: str, records: Path, missing: Sequence[str]) -> str:
-    """A section's part of the page: where its samples are from, then the tables.
-
-    `missing`: models whose samples are not all there.
-    """
-    results = bench.read(records)
+def part(title: str, records: Path) -> str:
+    """A section's part of a page: where its samples are from, then the tables."""
     runs = [run.header for run in read_file(records).runs.values()]
-    cells = [cell for cell in results.cells if cell.samples]
-    state = f" **Not finished: {', '.join(missing)}.**" if missing else ""
+    cells = bench.read(records).cells
+    sampled = [cell for cell in cells if cell.samples]
+    numbers = sorted({len(cell.samples) for cell in sampled})
+    machines = dict.fromkeys(
+        f"- Machine: {machine_words(cell)}, {cell.machine['os']}; {cell.time[:10]}"
+        for cell in sampled
+    )
     about = [
-        f"- Samples: {records.name}, {_span(len(cell.samples) for cell in cells)} of each cell; "
-        f"commit {project_commit()}.{state}",
-        *dict.fromkeys(
-            f"- Machine: {machine_words(cell)}, {cell.machine['os']}; {cell.time[:10]}"
-            for cell in cells
-        ),
+        f"- Samples: {records.name}, {' to '.join(map(str, numbers[:: len(numbers) - 1 or 1]))} "
+        f"of each cell; commit {project_commit()}",
+        *machines,
         f"- Command: `{shlex.join(runs[0].command)}`; the same for every file",
     ]
-    notes = [context_table(results.cells), context_notes(records)]
-    parts = [f"## {title}", "\n".join(about), *above(results.cells), *notes[: 2 * bool(notes[0])]]
-    return "\n\n".join([*parts, ratio_table(results.cells)])
-
-
-def _span(values: Iterable[object]) -> str:
-    """ "3", or "2 to 3"."""
-    return " to ".join(map(str, sorted({*values}, key=str)[:: max(1, len({*values}) - 1)]))
-
-
-def write_page(page: Path, name: str, text: str, order: Sequence[str]) -> None:
-    """Put a section's part in its place in the page, whose beginning stays. `order`: the names of
-    all sections; parts of other scripts come after them."""
-    old = page.read_text("utf-8") if page.exists() else PREFACE
-    preface = re.split(r"^<!-- \w+ -->$", old, flags=re.M)[0] or PREFACE
-    parts = dict(re.findall(r"^<!-- (\w+) -->\n(.*?)(?=^<!-- \w+ -->$|\Z)", old, re.S | re.M))
-    parts[name] = f"{text.strip()}\n\n"
-    names = sorted(parts, key=[*order, *parts].index)
-    written = [f"<!-- {name} -->\n{parts[name].rstrip()}\n\n" for name in names]
-    write_whole(page, "".join([preface, *written]).rstrip().encode() + b"\n")
+    return "\n\n".join([f"## {title}", "\n".join(about), *above(cells), ratio_table(sampled)])

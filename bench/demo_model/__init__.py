@@ -1,7 +1,7 @@
 """How the demo model is made: corpus, tokenizer, training, export, evaluation, outside check.
 
-Needs what requirements.txt lists; evaluation and vision.py need the package as well. Ordinary
-tests import pictures.py alone, which needs numpy.
+Needs what requirements.txt lists, and the package. Ordinary tests import pictures.py alone, which
+needs numpy.
 """
 
 import os

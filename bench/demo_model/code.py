@@ -83,12 +83,10 @@ def _good(code: str) -> bool:
     )
 
 
-def parse(source: str) -> ast.Module | None:
-    """The tree with docstrings made plain, or None if the file does not parse."""
-    try:
-        return _Docstrings().visit(ast.parse(source))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
+def parse(source: str) -> ast.Module:
+    """The tree with docstrings made plain."""
+    tree: ast.Module = _Docstrings().visit(ast.parse(source))
+    return tree
 
 
 def document(tree: ast.Module) -> str:

@@ -35,14 +35,6 @@ SKIP_PROSE = re.compile(
 )
 
 
-def _read(path: Path) -> str:
-    """The file's text; '' if it is not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):
-        return ""
-
-
 def _pieces(paragraphs: list[str]) -> Iterator[str]:
     """Join paragraphs into documents of at most MAX_DOCUMENT characters."""
     piece: list[str] = []
@@ -60,8 +52,6 @@ def _pieces(paragraphs: list[str]) -> Iterator[str]:
 def from_code(text: str) -> Iterator[tuple[str, str]]:
     """(class, document) of one Python file."""
     tree = code.parse(text)
-    if tree is None:
-        return
     module = code.document(tree)
     if len(module) > 300:
         for piece in _pieces(module.split("\n\n")):
@@ -96,9 +86,7 @@ def files(roots: dict[str, Path]) -> Iterator[tuple[str, Path]]:
     for package, root in sorted(roots.items()):
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root).as_posix()
-            if not path.is_file() or "/tests/" in name or "/js_tests/" in name:
-                continue
-            if wanted(name):
+            if path.is_file() and not re.search("/(js_)?tests/", name) and wanted(name):
                 yield f"{package}/{name}", path
 
 
@@ -110,21 +98,14 @@ def wanted(name: str) -> bool:
     return manual and name.endswith(".txt") and not SKIP_PROSE.search(name)
 
 
-def heldout(name: str) -> bool:
-    """Whether the file called `name` belongs to the part that is never trained on."""
-    return hashlib.sha256(name.encode()).digest()[0] < HELDOUT
-
-
 def documents(roots: dict[str, Path]) -> Iterator[dict[str, str]]:
     """Every document once (exact repeats are dropped), with its class and source file."""
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     for name, path in files(roots):
-        text = _read(path)
-        made = from_code(text) if path.suffix == ".py" else from_prose(text, name)
-        for kind, document in made:
-            key = hashlib.sha256(document.encode()).digest()
-            if key not in seen and document.isascii():
-                seen.add(key)
+        text = path.read_text(encoding="utf-8")
+        for kind, document in from_code(text) if path.suffix == ".py" else from_prose(text, name):
+            if document not in seen and document.isascii():
+                seen.add(document)
                 yield {"class": kind, "source": name, "text": document}
 
 
@@ -134,7 +115,8 @@ def build(work: Path) -> dict[str, dict[str, int]]:
     counts: dict[str, Counter[str]] = {"train": Counter(), "heldout": Counter()}
     with (work / "train.jsonl").open("w") as train, (work / "heldout.jsonl").open("w") as held:
         for record in documents(roots):
-            part = "heldout" if heldout(record["source"]) else "train"
-            (held if part == "heldout" else train).write(json.dumps(record) + "\n")
+            is_held = hashlib.sha256(record["source"].encode()).digest()[0] < HELDOUT
+            part, file = ("heldout", held) if is_held else ("train", train)
+            file.write(json.dumps(record) + "\n")
             counts[part][record["class"]] += len(record["text"])
     return {part: dict(count) for part, count in counts.items()}

@@ -1,12 +1,12 @@
-"""Measure a finished file: losses, agreement of head and trunk, acceptance on held-out prompts.
+"""Measure a finished file on held-out text: losses, and agreement of head and trunk.
 
-Losses and agreement are computed in float32 on the weights of the GGUF file. Acceptance is that of
-the package, which drafts DEPTH tokens greedily each round.
+They are computed in float32 on the weights of the GGUF file.
 """
 
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,36 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
-
-from pyllama_mtp import Model as PackageModel
-from pyllama_mtp import Sampling, Session, Settings
+from torch import Tensor
 
 from . import corpus
-from .chat import IM_END, IM_START
 from .export import load
 from .net import Model
 from .tokenizer import encode, read
-from .train import Rows
 
 DEPTH = 3
-CLASSES = ("factual", "thinking", "code", "instruction")
 
 
-def prompt_text(record: dict[str, Any]) -> str:
-    """What the model is given: the user turn in the chat frame, or the bare text."""
-    if not record["chat"]:
-        return record["prompt"]
-    return f"{IM_START}user\n{record['prompt']}{IM_END}\n{IM_START}assistant\n"
+class Rows:
+    """Batches of token rows from one long stream, in a seeded order, epoch after epoch."""
+
+    def __init__(self, stream: np.ndarray, row: int, seed: int) -> None:
+        self.stream, self.row, self.seed = stream, row, seed
+        self.n = (len(stream) - 1) // row
+
+    def batch(self, index: int, size: int) -> Tensor:
+        """Batch number `index`: int64, shape (size, row + 1), the last column only a target."""
+        picks = []
+        for i in range(index * size, (index + 1) * size):
+            order = _order(self.seed, i // self.n, self.n)
+            start = int(order[i % self.n]) * self.row
+            picks.append(self.stream[start : start + self.row + 1])
+        return torch.from_numpy(np.stack(picks).astype(np.int64))
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, n: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(n)
 
 
 @torch.no_grad()
@@ -45,84 +55,35 @@ def on_text(model: Model, stream: np.ndarray, limit: int) -> dict[str, Any]:
     rows = Rows(stream, 256, 0)
     size = 16
     batches = max(1, min(limit, rows.n) // size)
-    trunk = head = tokens = 0.0
-    same = np.zeros(DEPTH)
-    seen = np.zeros(DEPTH)
+    losses, tokens = np.zeros(1 + DEPTH), 0
+    same, seen = np.zeros(DEPTH), np.zeros(DEPTH)
     for index in range(batches):
         batch = rows.batch(index, min(size, rows.n))
         inputs, targets = batch[:, :-1], batch[:, 1:]
         hidden, states = model(inputs, steps=DEPTH)
-        logits = model.logits(hidden)
-        best = logits.argmax(-1)
-        trunk += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
-        for n, state in enumerate(states):
-            guess = model.logits(state)
-            if n == 0:
-                flat = guess.flatten(0, 1)
-                head += float(F.cross_entropy(flat, targets.flatten(), reduction="sum"))
-            hits = (guess.argmax(-1) == best)[:, n:]
+        logits = [model.logits(found) for found in (hidden, *states)]
+        for n, guess in enumerate(logits):
+            flat = guess.flatten(0, 1), targets.flatten()
+            losses[n] += float(F.cross_entropy(*flat, reduction="sum"))
+        for n, guess in enumerate(logits[1:]):
+            hits = (guess.argmax(-1) == logits[0].argmax(-1))[:, n:]
             same[n] += int(hits.sum())
             seen[n] += hits.numel()
         tokens += targets.numel()
     return {
-        "tokens": int(tokens),
-        "trunk_loss": round(trunk / tokens, 4),
-        "head_loss": round(head / tokens, 4),
-        "agreement": [round(float(x), 4) for x in same / seen],
+        "tokens": tokens,
+        "trunk_loss": round(losses[0] / tokens, 4),
+        "head_loss": round(losses[1] / tokens, 4),
+        "agreement": np.round(same / seen, 4).tolist(),
     }
 
 
-def acceptance(
-    gguf_file: Path, records: list[dict[str, Any]], temperature: float, n_new: int
-) -> dict[str, Any]:
-    """Acceptance per draft position and tokens per round, by class; and the texts."""
-    settings = Settings(n_ctx=1024, n_threads=1, draft_n_max=DEPTH, ngram=False, draft_vocab="full")
-    sampling = Sampling(temperature=temperature, seed=1)
-    drafted, accepted = ({name: np.zeros(DEPTH, int) for name in CLASSES} for _ in range(2))
-    counts, samples = {name: np.zeros(2, int) for name in CLASSES}, []
-    with PackageModel(gguf_file) as model, Session(model, settings) as session:
-        for record in records:
-            kind, prompt = record["class"], prompt_text(record)
-            answer = session.generate(prompt, max_tokens=n_new, sampling=sampling).run()
-            told = answer.telemetry
-            for totals, numbers in ((drafted, told.drafted), (accepted, told.accepted)):
-                totals[kind][: len(numbers)] += numbers
-            counts[kind] += (told.rounds, told.n_generated - 1)
-            text = model.detokenize(answer.tokens, special=True)
-            samples.append({"class": kind, "prompt": record["prompt"], "text": text})
-    result: dict[str, Any] = {"samples": samples, "classes": {}, "n_new": n_new}
-    for name in CLASSES:
-        n_rounds, tokens = counts[name]
-        result["classes"][name] = {
-            "drafted": drafted[name].tolist(),
-            "accepted": accepted[name].tolist(),
-            "rate": np.round(accepted[name] / np.maximum(drafted[name], 1), 4).tolist(),
-            "tokens_per_round": round(float(tokens / max(n_rounds, 1)), 3),
-        }
-    first = [result["classes"][name]["rate"][0] for name in CLASSES]
-    result["mean_first"] = round(float(np.mean(first)), 4)
-    return result
-
-
-def evaluate(
-    gguf_file: Path, tokenizer: Tokenizer, work: Path, prompts: Path, small: bool = False
-) -> dict[str, Any]:
-    """All figures of the model card; also written to work/evaluation.json."""
+def evaluate(gguf_file: Path, tokenizer: Tokenizer, work: Path) -> None:
+    """Write figures of all held-out text and of each class to work/evaluation.json."""
     torch.set_num_threads(2)
-    model = load(gguf_file)
-    heldout = read(work / "heldout.jsonl")
-    limit, class_limit = (16, 16) if small else (320, 64)  # rows, drawn from all the text
-    result: dict[str, Any] = {
-        "heldout": on_text(model, np.load(work / "heldout.npy"), limit),
-        "by_class": {},
-    }
+    model, records = load(gguf_file), read(work / "heldout.jsonl")
+    result = {"heldout": on_text(model, np.load(work / "heldout.npy"), 320)}
     for kind in corpus.CLASSES:
-        chosen = [r for r in heldout if r["class"] == kind]
-        stream = encode(tokenizer, chosen, 0)
-        result["by_class"][kind] = on_text(model, stream, class_limit)
-    records = [json.loads(line) for line in prompts.read_text().splitlines()]
-    n_new = 16 if small else 64
-    result["greedy"] = acceptance(gguf_file, records, 0.0, n_new)
-    result["sampled"] = acceptance(gguf_file, records, 0.8, n_new)
+        stream = encode(tokenizer, [r for r in records if r["class"] == kind], 0)
+        result[kind] = on_text(model, stream, 64)
     (work / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
-    return result

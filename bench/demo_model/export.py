@@ -8,6 +8,7 @@ llama.cpp's qwen35: the MTP block is block `n_layer`, and `block_count` counts i
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -15,8 +16,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from pyllama_mtp.models.modelinfo import describe
+from pyllama_mtp.models.shapes import ModelShape
+from pyllama_mtp.models.synth import add_dimensions
+
 from .chat import END_OF_TEXT, IM_END
-from .net import Config, Model
+from .net import SHAPE, Model
 from .tokenizer import ADDED, SPECIAL, VISION
 
 ARCH = "qwen35"
@@ -30,67 +35,56 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-#: Sizes of the model, and their keys in the file after the architecture's name.
-KEYS = {
-    "n_ctx": "context_length",
-    "n_embd": "embedding_length",
-    "n_ff": "feed_forward_length",
-    "n_head": "attention.head_count",
-    "n_head_kv": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "eps": "attention.layer_norm_rms_epsilon",
-    "rope_base": "rope.freq_base",
-    "n_rot": "rope.dimension_count",
-    "interval": "full_attention_interval",
-    "conv": "ssm.conv_kernel",
-    "gdn_dim": "ssm.state_size",
-    "gdn_heads": "ssm.time_step_rank",
-    "n_vocab": "vocab_size",
+#: Our parameters' names and the file's, in its order: of a layer, of both kinds, of the head.
+LAYER = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
 }
-SHARED = {
-    "attn_norm.weight": "attn_norm.weight",
-    "post_norm.weight": "post_attention_norm.weight",
-    "ffn.gate.weight": "ffn_gate.weight",
-    "ffn.up.weight": "ffn_up.weight",
-    "ffn.down.weight": "ffn_down.weight",
+ATTENTION = LAYER | {
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
 }
-ATTENTION = SHARED | {
-    "mixer.wq.weight": "attn_q.weight",
-    "mixer.wk.weight": "attn_k.weight",
-    "mixer.wv.weight": "attn_v.weight",
-    "mixer.wo.weight": "attn_output.weight",
-    "mixer.q_norm.weight": "attn_q_norm.weight",
-    "mixer.k_norm.weight": "attn_k_norm.weight",
-}
-DELTA = SHARED | {
-    "mixer.qkv.weight": "attn_qkv.weight",
-    "mixer.z.weight": "attn_gate.weight",
-    "mixer.beta.weight": "ssm_beta.weight",
-    "mixer.alpha.weight": "ssm_alpha.weight",
-    "mixer.conv": "ssm_conv1d.weight",
-    "mixer.dt_bias": "ssm_dt.bias",
-    "mixer.a_log": "ssm_a",  # stored as -exp(a_log)
-    "mixer.norm.weight": "ssm_norm.weight",
-    "mixer.out.weight": "ssm_out.weight",
+DELTA = LAYER | {
+    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+    "linear_attn.in_proj_z.weight": "attn_gate.weight",
+    "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+    "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.conv1d.weight": "ssm_conv1d.weight",  # stored as a matrix
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",  # stored as -exp(A_log)
+    "linear_attn.norm.weight": "ssm_norm.weight",
+    "linear_attn.out_proj.weight": "ssm_out.weight",
 }
 HEAD = {
-    "head.e_norm.weight": "nextn.enorm.weight",
-    "head.h_norm.weight": "nextn.hnorm.weight",
-    "head.eh_proj.weight": "nextn.eh_proj.weight",
+    "e_norm.weight": "nextn.enorm.weight",
+    "h_norm.weight": "nextn.hnorm.weight",
+    "eh_proj.weight": "nextn.eh_proj.weight",
     "head.norm.weight": "nextn.shared_head_norm.weight",
 }
 
 
-def names(config: Config) -> dict[str, str]:
+def names(c: ModelShape) -> dict[str, str]:
     """Our parameter name -> GGUF tensor name, in the file's order."""
-    table = {"embed": "token_embd.weight", "norm.weight": "output_norm.weight"}
-    for i in range(config.n_layer):
-        attention = (i + 1) % config.interval == 0
-        for ours, theirs in (ATTENTION if attention else DELTA).items():
-            table[f"blocks.{i}.{ours}"] = f"blk.{i}.{theirs}"
-    last = f"blk.{config.n_layer}"
-    table |= {f"head.block.{ours}": f"{last}.{theirs}" for ours, theirs in ATTENTION.items()}
+    table = {"trunk.embed_tokens.weight": "token_embd.weight"}
+    table["trunk.norm.weight"] = "output_norm.weight"
+    for i in range(c.n_layer):
+        for ours, theirs in (DELTA if i in c.recurrent_layers else ATTENTION).items():
+            table[f"trunk.layers.{i}.{ours}"] = f"blk.{i}.{theirs}"
+    last = f"blk.{c.n_layer}"
+    table |= {f"head.layers.0.{ours}": f"{last}.{theirs}" for ours, theirs in ATTENTION.items()}
     return table | {ours: f"{last}.{theirs}" for ours, theirs in HEAD.items()}
+
+
+def _is_shifted(name: str) -> bool:
+    """Whether w is stored as w - 1 by us: all norms but those of the delta net."""
+    return name.endswith("norm.weight") and "linear_attn" not in name
 
 
 def stored(
@@ -98,25 +92,13 @@ def stored(
 ) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
     """What goes into the file, and its type: `matrices`, and F32 for vectors and convolutions."""
     array = value.detach().float().numpy()
-    if name.endswith("a_log"):
+    if name.endswith("A_log"):
         array = -np.exp(array)
-    kind = matrices if array.ndim == 2 and not name.endswith("conv") else F32
+    elif _is_shifted(name):
+        array = array + 1
+    kind = matrices if array.ndim == 2 else F32
+    array = array[:, 0] if array.ndim == 3 else array
     return gguf.quants.quantize(np.ascontiguousarray(array), kind), kind
-
-
-def _dimensions(writer: gguf.GGUFWriter, c: Config) -> None:
-    half = c.n_rot // 2  # frequencies are dealt out to the three axes in turn: 8 -> 3, 3, 2
-    writer.add_rope_dimension_sections([(half + 2 - axis) // 3 for axis in range(3)] + [0])
-    sizes = {key: getattr(c, name) for name, key in KEYS.items()} | {
-        "block_count": c.n_layer + 1,
-        "nextn_predict_layers": 1,
-        "attention.value_length": c.head_dim,
-        "ssm.group_count": c.gdn_heads,
-        "ssm.inner_size": c.gdn_heads * c.gdn_dim,
-    }
-    for key, value in sizes.items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        add(f"{ARCH}.{key}", value)
 
 
 def _vocabulary(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
@@ -157,7 +139,8 @@ def export(
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{matrices.name}"])
     for key, value in training.items():
         writer.add_uint64(f"demo.training.{key}", int(value))
-    _dimensions(writer, model.c)
+    add_dimensions(writer, model.c)
+    writer.add_vocab_size(model.c.n_vocab)
     _vocabulary(writer, tokenizer)
     state = model.state_dict()
     for ours, theirs in names(model.c).items():
@@ -180,20 +163,17 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def read_config(path: Path) -> Config:
-    """The sizes, from the file's metadata."""
-    fields = gguf.GGUFReader(path).fields
-    values = {name: fields[f"{ARCH}.{key}"].contents() for name, key in KEYS.items()}
-    return Config(**values, n_layer=fields[f"{ARCH}.block_count"].contents() - 1)
-
-
 def load(path: Path) -> Model:
     """The model in the file, its weights as float32."""
-    model = Model(read_config(path))
+    model = Model(replace(SHAPE, n_vocab=describe(path).n_vocab))
     tensors = read_tensors(path)
     state = {}
     for ours, theirs in names(model.c).items():
-        array = tensors[theirs]
-        state[ours] = torch.from_numpy(np.log(-array) if ours.endswith("a_log") else array)
+        value = torch.from_numpy(tensors[theirs])
+        if ours.endswith("A_log"):
+            value = (-value).log()
+        elif _is_shifted(ours):
+            value = value - 1
+        state[ours] = value[:, None] if ours.endswith("conv1d.weight") else value
     model.load_state_dict(state)
     return model.eval()

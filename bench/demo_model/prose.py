@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 ROLE = re.compile(r":[a-zA-Z:+-]+:`([^`<]*?)(?:\s*<[^`>]*>)?`")
 LINK = re.compile(r"`([^`<]+?)\s*<[^`>]+>`_{1,2}")
@@ -41,19 +44,10 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _blocks(source: str) -> list[list[str]]:
+def _blocks(source: str) -> Iterator[list[str]]:
     """Split at blank lines into blocks of lines."""
-    blocks: list[list[str]] = []
-    current: list[str] = []
-    for line in source.expandtabs(8).splitlines():
-        if line.strip():
-            current.append(line.rstrip())
-        elif current:
-            blocks.append(current)
-            current = []
-    if current:
-        blocks.append(current)
-    return blocks
+    lines = (line.rstrip() for line in source.expandtabs(8).splitlines())
+    return (list(block) for is_text, block in groupby(lines, bool) if is_text)
 
 
 class Cleaner:
@@ -61,23 +55,20 @@ class Cleaner:
 
     def __init__(self) -> None:
         self.page = Page()
-        self.skip_above: int | None = None  # drop blocks indented deeper than this
-        self.code_above: int | None = None  # blocks deeper than this are code
+        self.skip_above: float = math.inf  # drop blocks indented deeper than this
+        self.code_above: float = math.inf  # blocks deeper than this are code
         self.pending: tuple[str, str] | None = None  # API entry that waits for its paragraph
 
     def feed(self, block: list[str]) -> None:
         indent = _indent(block[0])
-        if self.skip_above is not None:
-            if indent > self.skip_above:
-                return
-            self.skip_above = None
-        if self.code_above is not None:
-            if indent > self.code_above:
-                self._code(block)
-                return
-            self.code_above = None
-        match = DIRECTIVE.match(block[0])
-        if match:
+        if indent > self.skip_above:
+            return
+        self.skip_above = math.inf
+        if indent > self.code_above:
+            self._code(block)
+            return
+        self.code_above = math.inf
+        if match := DIRECTIVE.match(block[0]):
             self._directive(match, block)
         elif block[0].lstrip().startswith(".."):
             self._comment(block, indent)

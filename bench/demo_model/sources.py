@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -39,60 +40,41 @@ PACKAGES = (
 # fmt: on
 
 
-class FetchError(RuntimeError):
-    """A package could not be downloaded or unpacked."""
-
-
-def _run(command: list[str], cwd: Path) -> None:
-    """Run a download command; a failure becomes a FetchError with the command's last lines."""
-    try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise FetchError(f"{command[0]} is needed to fetch the training text") from error
-    if done.returncode:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-5:])
-        raise FetchError(f"{' '.join(command)} failed:\n{tail}")
-
-
-def _find(folder: Path, package: Package) -> Path | None:
+def _archive(folder: Path, name: str) -> Path | None:
     """The package's archive in `folder`, if it is already there."""
-    pattern = f"{package.name}_*.deb" if package.manager == "apt" else f"{package.name}-*.tar.gz"
-    found = sorted(folder.glob(pattern)) or sorted(folder.glob(pattern.lower()))
-    return found[-1] if found else None
+    found = [*folder.glob(f"{name}_*.deb"), *folder.glob(f"{name}-*.tar.gz")]
+    return found[0] if found else None
 
 
 def _download(folder: Path, package: Package) -> Path:
     """Fetch a package in the pinned version; where apt no longer has that, in its newer one."""
-    have = _find(folder, package)
-    if have:
+    if have := _archive(folder, package.name):
         return have
     if package.manager == "apt":
-        try:
-            _run(["apt-get", "download", f"{package.name}={package.version}"], folder)
-        except FetchError:  # a security update has replaced it
-            _run(["apt-get", "download", package.name], folder)
+        for wanted in (f"{package.name}={package.version}", package.name):
+            if subprocess.run(["apt-get", "download", wanted], cwd=folder).returncode == 0:
+                break  # else a security update has replaced it
     else:
-        wanted = f"{package.name}=={package.version}"
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
-        _run([*pip, wanted], folder)
-    have = _find(folder, package)
-    if not have:
-        raise FetchError(f"{package.name}: downloaded, but no archive is in {folder}")
-    return have
+        subprocess.run([*pip, f"{package.name}=={package.version}"], cwd=folder)
+    if have := _archive(folder, package.name):
+        return have
+    raise SystemExit(f"{package.name} {package.version} could not be downloaded; see above")
 
 
 def _unpack(archive: Path, target: Path) -> None:
-    """Unpack a .deb or .tar.gz into `target`; does nothing if that was done before."""
-    done = target / ".unpacked"
-    if done.exists():
+    """Unpack a .deb or .tar.gz into `target`, once."""
+    if target.exists():
         return
-    target.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     if archive.suffix == ".deb":
-        _run(["dpkg-deb", "-x", str(archive.resolve()), str(target.resolve())], target)
+        subprocess.run(["dpkg-deb", "-x", archive.resolve(), partial.resolve()], check=True)
     else:
         with tarfile.open(archive) as tar:
-            tar.extractall(target, filter="data")
-    done.touch()
+            tar.extractall(partial, filter="data")
+    partial.rename(target)
 
 
 def fetch(work: Path) -> dict[str, Path]:
@@ -102,8 +84,7 @@ def fetch(work: Path) -> dict[str, Path]:
     """
     folder = work / "downloads"
     folder.mkdir(parents=True, exist_ok=True)
-    roots: dict[str, Path] = {}
-    records = []
+    roots, records = {}, []
     for package in PACKAGES:
         archive = _download(folder, package)
         roots[package.name] = folder / "unpacked" / package.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import re
 from pathlib import Path
 
 import numpy as np
@@ -48,14 +48,9 @@ def train(records: list[dict[str, str]], n_vocab: int) -> Tokenizer:
         show_progress=False,
     )
 
-    def texts() -> Iterator[str]:
-        for record in records:
-            text = record["text"]
-            for token in (*SPECIAL, *ADDED):
-                text = text.replace(token, "\n")
-            yield text
-
-    tokenizer.train_from_iterator(texts(), trainer)
+    kept = re.compile("|".join(map(re.escape, (*SPECIAL, *ADDED))))
+    texts = (kept.sub("\n", record["text"]) for record in records)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

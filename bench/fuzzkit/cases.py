@@ -91,40 +91,41 @@ class Cases:
         return [{"op": "file", "index": which}, *edits] if len(mutators) > 1 else edits
 
     def run(self, kind: str, edits: list[Edit]) -> Result:
-        """Write the file, use it, remove it."""
-        written: dict[Path, bytes] = {}
-        if kind == "prompt":
-            written[self.folder / "case.bin"] = self._edited_prompt(edits)
-        elif kind == "image":
-            picture = self._pictures[edits[0]["name"]]
-            written[self.folder / "case.bin"] = apply_bytes(picture, edits[1:])
-        else:
-            which = 0
-            if edits and edits[0]["op"] == "file":
-                which, edits = edits[0]["index"], edits[1:]
-            for index, mutator in enumerate(self._mutators(kind)):
-                data = apply(mutator.base, edits if index == which else [])
-                written[self._path(kind, index)] = data
-        for path, data in written.items():
-            path.write_bytes(data)
-        path, *others = written
+        """Write the file, and use it."""
         try:
-            if kind in MODELS:
-                return run_model(path, others[0] if kind == "head" else None)
-            if kind == "prompt":
-                return self._run_prompt(path, edits)
-            return self._run_image(path) if kind == "image" else self._run_encoder(path)
-        except PyllamaMtpError:
-            raise
+            return self._use(kind, edits)
         except Exception:
             return Result(FINDING, traceback.format_exc(limit=-6))
-        finally:
-            for path in written:
-                path.unlink()
+
+    def _use(self, kind: str, edits: list[Edit]) -> Result:
+        path = self.folder / "case.bin"
+        if kind == "prompt":
+            path.write_bytes(self._edited_prompt(edits))
+            return self._run_prompt(path, edits)
+        if kind == "image":
+            path.write_bytes(apply_bytes(self._pictures[edits[0]["name"]], edits[1:]))
+            return self._run_image(path)
+        which = 0
+        if edits and edits[0]["op"] == "file":
+            which, edits = edits[0]["index"], edits[1:]
+        paths = [self._path(kind, index) for index in range(len(self._mutators(kind)))]
+        for index, mutator in enumerate(self._mutators(kind)):
+            paths[index].write_bytes(apply(mutator.base, edits if index == which else []))
+        if kind == "mmproj":
+            return self._run_encoder(paths[0])
+        return run_model(paths[0], paths[1] if kind == "head" else None)
 
     def _path(self, kind: str, index: int) -> Path:
         part = f"-{index + 1:05}-of-{N_PARTS:05}" if kind == "split" else ""
         return self.folder / f"case{'-head' * (kind == 'head' and index)}{part}.gguf"
+
+    def prepare(self, kind: str) -> None:
+        """Read and make what all cases of a kind share, before a process is forked for one: a
+        model and its sessions are of no use in another process than their own."""
+        if kind in ("prompt", "image"):
+            assert self._sections and self._pictures and self._encoder
+        else:
+            self._mutators(kind)
 
     # -- the base and what belongs to it -------------------------------------------------------
 
@@ -141,9 +142,7 @@ class Cases:
             head = extract_head(self.base, self.folder / "good-head.gguf", "q4_0", force=True)
             return [read_document(trunk), read_document(head)]
         if kind == "mmproj":
-            encoder = self.folder / "good-mmproj.gguf"
-            write_synthetic_mmproj(encoder, self._model.n_embd_inp, force=True)
-            return [read_document(encoder)]
+            return [read_document(self._encoder)]
         whole = read_document(self.base)
         return split(whole, N_PARTS) if kind == "split" else [whole]
 
@@ -156,19 +155,21 @@ class Cases:
         return Session(self._model, settings_of(self._model))
 
     @cached_property
-    def _sections(self) -> dict[str, bytes]:
-        """What a processed prompt's file that is known to be good holds, by name."""
-        self._session.process(PROMPT)
-        path = self.folder / "good.prompt"
-        self._session.save(path)
-        self._session.reset()
-        with zipfile.ZipFile(path) as archive:
-            return {name: archive.read(name) for name in archive.namelist()}
+    def _encoder(self) -> Path:
+        """An image encoder's file that is known to be good."""
+        with Model(self.base) as model:
+            path = self.folder / "good-mmproj.gguf"
+            return write_synthetic_mmproj(path, model.n_embd_inp, force=True)
 
     @cached_property
-    def _expected(self) -> list[int]:
-        self._session.reset()
-        return self._generated(PROMPT)
+    def _sections(self) -> dict[str, bytes]:
+        """What a processed prompt's file that is known to be good holds, by name."""
+        path = self.folder / "good.prompt"
+        with Model(self.base) as model, Session(model, settings_of(model)) as session:
+            session.process(PROMPT)
+            session.save(path)
+        with zipfile.ZipFile(path) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
 
     # -- processed prompts ---------------------------------------------------------------------
 
@@ -205,8 +206,7 @@ class Cases:
 
     def _run_prompt(self, path: Path, edits: list[Edit]) -> Result:
         """Restore, go on after the tokens that the file names, go back; both again without it."""
-        result = Result(WORKS)
-        expected = self._expected
+        result, expected = Result(WORKS), self._generated(PROMPT)
         try:
             self._session.reset()
             self._session.restore(path)
@@ -241,10 +241,7 @@ class Cases:
 
     @cached_property
     def _vision(self) -> Vision:
-        encoder = write_synthetic_mmproj(
-            self.folder / "whole-mmproj.gguf", self._model.n_embd_inp, force=True
-        )
-        return Vision(self._model, encoder, n_threads=1)
+        return Vision(self._model, self._encoder, n_threads=1)
 
     def _run_image(self, path: Path) -> Result:
         """Go on after the image."""

@@ -12,7 +12,7 @@ import copy
 import math
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -122,49 +122,53 @@ def split(document: Document, n: int) -> list[Document]:
 def written(document: Document) -> tuple[bytearray, list[Number]]:
     """The file of a document, and the numbers of its header."""
     out, numbers = bytearray(), list[Number]()
-
-    def number(code: str, value: float, keep: bool = True) -> None:
-        if keep:
-            numbers.append((len(out), code))
-        out.extend(pack(code, value))
-
-    def string(text: bytes, keep: bool = True) -> None:
-        number("Q", len(text), keep)
-        out.extend(text)
-
-    def scalar(kind: int | None, value: Any, keep: bool = True) -> None:
-        if kind == STRING:
-            string(value if isinstance(value, bytes) else str(value).encode(), keep)
+    for part in _header(document):
+        if isinstance(part, bytes):
+            out += part
         else:
-            number(SCALARS.get(kind or 0, "I"), 0 if isinstance(value, bytes) else value, keep)
-
-    for code, value in (("I", 0x46554747), ("I", 3)):
-        number(code, value)
-    number("Q", len(document.tensors))
-    number("Q", len(document.entries))
-    for entry in document.entries:
-        string(entry.key)
-        number("I", entry.type)
-        if isinstance(entry.value, list):
-            number("I", entry.element or 0)
-            number("Q", len(entry.value))
-            for i, value in enumerate(entry.value):
-                scalar(entry.element, value, i < _SOME)
-        else:
-            scalar(entry.type, entry.value)
-    end = 0
-    for tensor in document.tensors:
-        string(tensor.name)
-        number("I", len(tensor.shape))
-        for n in tensor.shape:
-            number("Q", n)
-        number("I", tensor.type)
-        number("Q", end if tensor.offset is None else tensor.offset)
-        end += -(-len(tensor.data) // ALIGNMENT) * ALIGNMENT
+            numbers.append((len(out), part[0]))
+            out += pack(*part)
     for tensor in document.tensors:
         out += bytes(-len(out) % ALIGNMENT)
         out += tensor.data
     return out, numbers
+
+
+#: A number by its struct code, or bytes in which no number is edited.
+_Part = tuple[str, float] | bytes
+
+
+def _string(text: bytes) -> Iterator[_Part]:
+    yield "Q", len(text)
+    yield text
+
+
+def _scalar(kind: int | None, value: Any) -> Iterator[_Part]:
+    if kind == STRING:
+        yield from _string(value if isinstance(value, bytes) else str(value).encode())
+    else:
+        yield SCALARS.get(kind or 0, "I"), 0 if isinstance(value, bytes) else value
+
+
+def _header(document: Document) -> Iterator[_Part]:
+    yield from (("I", 0x46554747), ("I", 3))
+    yield from (("Q", len(document.tensors)), ("Q", len(document.entries)))
+    for entry in document.entries:
+        yield from _string(entry.key)
+        yield "I", entry.type
+        if not isinstance(entry.value, list):
+            yield from _scalar(entry.type, entry.value)
+            continue
+        yield from (("I", entry.element or 0), ("Q", len(entry.value)))
+        for i, value in enumerate(entry.value):
+            for part in _scalar(entry.element, value):
+                yield part if i < _SOME or isinstance(part, bytes) else pack(*part)
+    end = 0
+    for tensor in document.tensors:
+        yield from _string(tensor.name)
+        yield from (("I", len(tensor.shape)), *(("Q", n) for n in tensor.shape))
+        yield from (("I", tensor.type), ("Q", end if tensor.offset is None else tensor.offset))
+        end += -(-len(tensor.data) // ALIGNMENT) * ALIGNMENT
 
 
 def pack(code: str, value: float) -> bytes:

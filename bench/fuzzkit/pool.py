@@ -1,8 +1,7 @@
-"""Runs cases in long-living worker processes, and notices a worker that dies, hangs or swells.
+"""Runs each case in a process of its own, and notices one that dies, hangs or swells.
 
-A worker gets one case at a time, and many after each other: starting Python and loading the library
-takes longer than most cases. A worker that ends, does not answer in time or takes too much memory
-is a finding, and is replaced.
+Starting Python, loading the library and reading the base takes longer than most cases. So some
+workers do that once, and fork for each case.
 """
 
 from __future__ import annotations
@@ -11,28 +10,23 @@ import faulthandler
 import logging
 import multiprocessing
 import os
+import pickle
 import re
 import resource
 import signal
 import tempfile
-import threading
+import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, TimeoutError
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchkit import memory_of
+import psutil
 
-from fuzzkit.cases import FINDING, Cases
+from fuzzkit.cases import FINDING, Cases, Result
 from fuzzkit.document import Edit
 
-#: Cases after which a worker is replaced, so that no case is blamed for the leaks of others.
-LIFE = 400
-#: Seconds in which a process has to start and to load the library, or to read the base.
-START_S = 120.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1", "MALLOC_ARENA_MAX": "2"}
 
 
@@ -64,107 +58,86 @@ class Outcome:
     edits: list[Edit] = field(default_factory=list)
 
 
-# -- in a worker -----------------------------------------------------------------------------------
-
-
-_cases: Cases
-
-
-def _start(base: Path, folder: Path, address_space_mib: int) -> None:
-    global _cases
-    errors = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
-    os.dup2(errors, 1)
-    os.dup2(errors, 2)
-    faulthandler.enable()  # names the signal that ends the process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    logging.disable(logging.CRITICAL)
-    _cases = Cases(base, folder)
-    limit = memory_of("self", "VmSize") + (address_space_mib << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _edits(case: Case) -> list[Edit]:
-    return _cases.edits(case.kind, case.seed) if case.edits is None else case.edits
-
-
-def _run(case: Case) -> tuple[Outcome, int]:
-    """How a case ended, and the MiB that it took."""
-    edits = _edits(case)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before = memory_of("self", "VmRSS")
-    result = _cases.run(case.kind, edits)
-    peak_mib = (memory_of("self", "VmHWM") - before) >> 20
-    return Outcome(case, result.outcome, result.detail, edits), peak_mib
-
-
-# -- beside them -----------------------------------------------------------------------------------
-
-
-class _Worker:
-    """A process for cases."""
+class Worker:
+    """Runs cases, each in a fork of this process. `folder`: for the files of the cases."""
 
     def __init__(self, base: Path, folder: Path, limits: Limits) -> None:
-        self.n_left, self.errors = LIFE, folder / "stderr"
-        given = base, folder, limits.address_space_mib
-        spawn = multiprocessing.get_context("spawn")
-        self.process = ProcessPoolExecutor(1, spawn, _start, given)
-        self.pid = self.process.submit(os.getpid).result(START_S)
+        self.cases, self.limits = Cases(base, folder), limits
+        self.errors, self.result = folder / "stderr", folder / "result"
+
+    def run(self, case: Case) -> Outcome:
+        """How a case ended."""
+        self.cases.prepare(case.kind)
+        edits = self.cases.edits(case.kind, case.seed) if case.edits is None else case.edits
+        before = psutil.Process().memory_info().rss
+        if not (pid := os.fork()):
+            self._child(case.kind, edits)
+        end, ended = time.monotonic() + self.limits.seconds, 0
+        while not ended and time.monotonic() < end:
+            time.sleep(0.001)
+            ended, code, used = os.wait4(pid, os.WNOHANG)
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            result = Result(FINDING, f"no answer in {self.limits.seconds:.0f} s")
+        elif code:
+            words = self.errors.read_text(errors="replace")
+            fatal = re.search(r"^Fatal Python error: .*", words, re.M)  # then a trace follows
+            words = words[: fatal.end() if fatal else None][-1500:]
+            result = Result(FINDING, f"the process ended ({code}): {words}")
+        else:
+            result = pickle.loads(self.result.read_bytes())
+            if (peak_mib := (1024 * used.ru_maxrss - before) >> 20) > self.limits.peak_mib:
+                detail = f"{peak_mib} MiB of memory; {result.outcome}: {result.detail}"
+                result = Result(FINDING, detail)
+        return Outcome(case, result.outcome, result.detail, edits)
+
+    def _child(self, kind: str, edits: list[Edit]) -> None:
+        try:
+            errors = os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(errors, 1)
+            os.dup2(errors, 2)
+            faulthandler.enable(errors)  # names the signal that ends the process
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            limit = psutil.Process().memory_info().vms + (self.limits.address_space_mib << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            self.result.write_bytes(pickle.dumps(self.cases.run(kind, edits)))
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+
+_worker: Worker
+
+
+def _start(base: Path, folder: str, limits: Limits) -> None:
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.disable(logging.CRITICAL)
+    _worker = Worker(base, Path(tempfile.mkdtemp(dir=folder)), limits)
+
+
+def _run(case: Case) -> Outcome:
+    return _worker.run(case)
 
 
 class Pool:
     """Some workers on one base model. A context manager."""
 
     def __init__(self, base: Path, jobs: int, limits: Limits | None = None) -> None:
-        self._base, self._limits = base.resolve(), limits or Limits()
-        self._threads, self._mine = ThreadPoolExecutor(jobs), threading.local()
-        self._workers: list[_Worker] = []
         self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")
-        self._environment = mock.patch.dict(os.environ, ENVIRONMENT)
+        given = base.resolve(), self._folder.name, limits or Limits()
+        with mock.patch.dict(os.environ, ENVIRONMENT):
+            self._pool = multiprocessing.get_context("spawn").Pool(jobs, _start, given)
 
     def __enter__(self) -> Pool:
-        self._environment.start()
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        for worker in self._workers:
-            worker.process.shutdown()
-        self._environment.stop()
+        self._pool.terminate()
+        self._pool.join()
         self._folder.cleanup()
 
     def run(self, cases: Iterable[Case]) -> Iterator[Outcome]:
         """Outcomes in the order of the cases."""
-        return self._threads.map(self._outcome, cases)
-
-    def _worker(self) -> _Worker:
-        """This thread's worker; a new one where there is none that can go on."""
-        worker: _Worker | None = getattr(self._mine, "worker", None)
-        if not worker or not worker.n_left:
-            if worker:
-                worker.process.shutdown()
-            folder = Path(tempfile.mkdtemp(dir=self._folder.name))
-            worker = self._mine.worker = _Worker(self._base, folder, self._limits)
-            self._workers.append(worker)
-        worker.n_left -= 1
-        return worker
-
-    def _outcome(self, case: Case) -> Outcome:
-        worker = self._worker()
-        edits = list[Edit]()
-        try:
-            edits = worker.process.submit(_edits, case).result(START_S)  # the first reads the base
-            outcome, peak_mib = worker.process.submit(_run, case).result(self._limits.seconds)
-            if outcome.outcome != FINDING and peak_mib <= self._limits.peak_mib:
-                return outcome
-            detail = f"{peak_mib} MiB of memory; {outcome.outcome}: {outcome.detail}"
-        except TimeoutError:
-            os.kill(worker.pid, signal.SIGKILL)
-            detail = f"no answer in {self._limits.seconds:.0f} s"
-        except BrokenProcessPool:
-            words = worker.errors.read_text(errors="replace")
-            fatal = re.search(r"^Fatal Python error: .*", words, re.M)  # then a trace follows
-            detail = f"the process ended: {words[: fatal.end() if fatal else None][-1500:]}"
-        worker.n_left = 0  # it may not be what it was
-        edits = edits or self._worker().process.submit(_edits, case).result(START_S)
-        return Outcome(case, FINDING, detail, edits)
+        return self._pool.imap(_run, cases)

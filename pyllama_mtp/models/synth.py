@@ -307,7 +307,7 @@ def _write_header(
         _add_general(writer, shape, file_type, seed)
         if head_noise is not None:
             writer.add_float32("pyllama_mtp.synthetic.head_noise", head_noise)
-        _add_dimensions(writer, shape)
+        add_dimensions(writer, shape)
         if vocab_file is None:
             vocab = add_tokens(writer, shape.n_vocab)
             writer.add_pad_token_id(vocab.endoftext)
@@ -342,7 +342,7 @@ def _add_general(writer: GGUFWriter, shape: ModelShape, file_type: str, seed: in
     writer.add_uint64("pyllama_mtp.synthetic.seed", seed)
 
 
-def _add_dimensions(writer: GGUFWriter, shape: ModelShape) -> None:
+def add_dimensions(writer: GGUFWriter, shape: ModelShape) -> None:
     """Hyper-parameters under the keys upstream's load_hparams and load_arch_hparams read."""
     arch = shape.architecture
     unused = ("n_ff",) if shape.n_expert else ("n_expert", *MOE_FIELDS)

@@ -22,10 +22,10 @@ def test_the_seed_decides_what_is_sent() -> None:
 
 
 def test_an_answer_is_right_or_not() -> None:
-    question = hostile.Question([1], "one two three")
+    right = "one two three"
     for text, verdict in {"one two three": "right", "one six": "wrong", "one two": "wrong"}.items():
-        assert question.judge(Answer(0.0, text=text)) == verdict, text
-    assert question.judge(Answer(0.0, text="one two three", error="429")) == "failed"
+        assert hostile.judge(Answer(0.0, text=text), right) == verdict, text
+    assert hostile.judge(Answer(0.0, text=right, error="429"), right) == "failed"
 
 
 @pytest.mark.long

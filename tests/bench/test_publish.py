@@ -1,9 +1,11 @@
-"""bench/publish.py: sections go on where they ended, and the page says what was measured."""
+"""bench/publish.py: sections go on where they ended, and it prints what was measured."""
 
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,6 @@ from typing import Any
 import publish
 import pytest
 from benchkit.model import OTHERS, SYNTHETIC
-from benchkit.speedpage import write_page
 
 from pyllama_mtp.cli import build_parser, main
 
@@ -27,7 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def run(command: list[str], **options: Any) -> SimpleNamespace:
         monkeypatch.chdir(options["cwd"])
-        return SimpleNamespace(returncode=main(command[3:]))
+        with redirect_stdout(StringIO()):  # the matrix's own table
+            return SimpleNamespace(returncode=main(command[3:]))
 
     monkeypatch.setattr(publish, "RESULTS", tmp_path)
     monkeypatch.setattr(publish, "SECTIONS", (TINY,))
@@ -39,21 +41,23 @@ def run(folder: Path, *more: str) -> int:
     return publish.main(["--models", str(folder), "--only", "classes", *more])
 
 
-def test_a_section_is_measured_once_and_goes_on(folder: Path) -> None:
+def test_a_section_is_measured_once_and_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(folder, "--minutes", "0") == publish.UNFINISHED
     assert run(folder) == 0
-    records, page = folder / "classes.jsonl", folder / "speed.md"
+    records = folder / "classes.jsonl"
     whole = records.read_bytes()
     lines = whole.splitlines(keepends=True)
     assert sum(json.loads(line)["kind"] == "sample" for line in lines) == 8
-    assert "Not finished" not in page.read_text()
+    assert "Not finished" not in capsys.readouterr().out
     assert run(folder) == 0 and records.read_bytes() == whole, "all was there"
     records.write_bytes(b"".join(lines[:-1]))  # as after a crash
     assert run(folder, "--minutes", "0") == publish.UNFINISHED
-    assert "**Not finished: demo.**" in page.read_text()
+    assert "**Not finished: demo.**" in capsys.readouterr().out
     assert run(folder) == 0
     again = records.read_bytes().splitlines()
-    assert len(again) == len(lines) and "Not finished" not in page.read_text()
+    assert len(again) == len(lines) and "Not finished" not in capsys.readouterr().out
 
     # With samples changed to known speeds: 100 without MTP, 150, 200, and 180 with auto.
     changed = [json.loads(line) for line in again]
@@ -64,7 +68,7 @@ def test_a_section_is_measured_once_and_goes_on(folder: Path) -> None:
             sample |= {"decode_tps": speed, "prefill_tps": 10.0, "cpu_s": {}}
     records.write_text("".join(json.dumps(line) + "\n" for line in changed))
     assert run(folder) == 0
-    head, _, row = page.read_text().partition("| file |")[2].splitlines()[:3]
+    head, _, row = capsys.readouterr().out.partition("| file |")[2].splitlines()[:3]
     names, values = (text.strip("| ").split(" | ") for text in (head, row))
     figures = dict(zip(names, values[1:], strict=True))
     assert figures["best depth to no MTP"] == "2.00 (2.00-2.00, depth 2)"
@@ -73,31 +77,19 @@ def test_a_section_is_measured_once_and_goes_on(folder: Path) -> None:
     assert figures["prompt with MTP to without"].startswith("1.00 ")
 
 
-def test_lengths_for_which_there_was_no_time_are_named_and_measured_later(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_lengths_for_which_there_was_no_time_are_measured_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--at 256,512 -p 32 -n 8 --depths 0,2 --threads 1 --repeat 1 --no-ngram"
     monkeypatch.setattr(publish, "SECTIONS", (replace(TINY, options=options),))
     # The time is over after the first length.
     assert run(folder, "--more", "--budget 0.001s") == publish.UNFINISHED
-    text = (folder / "speed.md").read_text()
-    assert "- demo: there was no time for all after 512 tokens." in text
+    assert "**Not finished: demo.**" in capsys.readouterr().out
     assert run(folder) == 0
-    text = (folder / "speed.md").read_text()
-    assert "Not finished" not in text and "there was no time" not in text
-    _, _, table = text.partition("\n| file | after | ")
-    _, _, *rows = table.partition("\n\n")[0].splitlines()
-    assert [row.split(" | ")[1] for row in rows] == ["256", "512"]
-
-
-def test_a_part_of_the_page_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
-    page, order = tmp_path / "speed.md", ["a", "b", "c"]
-    page.write_text("# Title\n\n<!-- other -->\n## Other\n")
-    for name, text in (("c", "## C\n\nold"), ("a", "## A"), ("c", "## C\n\nnew")):
-        write_page(page, name, text, order)
-    text = page.read_text()
-    assert text.index("## A") < text.index("## C") < text.index("## Other")
-    assert text.startswith("# Title\n") and "new" in text and "old" not in text
+    text = capsys.readouterr().out
+    assert "Not finished" not in text
+    _, _, *rows = text.partition("\n| file | ")[2].splitlines()
+    assert [row.split(" | ")[1] for row in rows if row] == ["32 @ d256 source", "32 @ d512 source"]
 
 
 @pytest.mark.parametrize("section", publish.SECTIONS, ids=lambda section: section.name)

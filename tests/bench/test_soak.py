@@ -66,7 +66,7 @@ def test_exit_codes(
         monkeypatch.setattr(soak.Soak, "step", step)
     elif wrong == "grown":
         monkeypatch.setattr(soak, "SLACK", -(2**40))
-    assert soak.main(["--steps", "3"]) == bool(wrong)
+    assert soak.main(["--minutes", "0.01"]) == bool(wrong)
     said = capsys.readouterr().out
     told = ("an answer differs" in said, "memory grew" in said)
     assert told == (wrong == "different", wrong == "grown")

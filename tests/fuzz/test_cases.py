@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import fuzz
 import pytest
 from fuzzkit.cases import ENDED, FINDING, FORGED, KINDS, NATIVE, REFUSED, WORKS, Cases
-from fuzzkit.pool import Case, Limits, Pool
+from fuzzkit.pool import Case, Limits, Pool, Worker
 
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES
@@ -78,15 +76,18 @@ def test_a_seed_is_a_case(demo_file: Path, tmp_path: Path) -> None:
         assert len({str(edits) for edits in made}) > 15
 
 
-def test_a_worker_that_dies_is_a_finding_and_is_replaced(demo_file: Path) -> None:
-    with Pool(demo_file, jobs=1) as pool:
-        outcomes = [*pool.run([Case("model", 1, [])])]
-        (worker,) = multiprocessing.active_children()
-        os.kill(int(worker.pid or 0), signal.SIGABRT)
-        worker.join()
-        outcomes += pool.run([Case("model", 2, []), Case("model", 3, [])])
-    assert [o.outcome for o in outcomes] == ["loaded and generated", "finding", outcomes[0].outcome]
-    assert "Aborted" in outcomes[1].detail
+def test_a_case_that_ends_its_process_is_a_finding(
+    demo_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cases, "run", lambda *_: os.abort())
+    outcome = Worker(demo_file, tmp_path, LIMITS).run(Case("model", 2, []))
+    assert outcome.outcome == FINDING and "Aborted" in outcome.detail
+
+
+def test_a_case_without_an_answer_is_a_finding(demo_file: Path) -> None:
+    with Pool(demo_file, 1, Limits(seconds=0)) as pool:
+        (outcome,) = pool.run([Case("model", 1, [])])
+    assert outcome.outcome == FINDING and "no answer" in outcome.detail
 
 
 def test_a_case_of_too_much_memory_is_a_finding(demo_file: Path) -> None:
