@@ -78,8 +78,7 @@ def main() -> None:
     head = ["file", "K and V", f"{N_TOKENS} tokens", "ours, 1e-3", "upstream's, 1e-3"]
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for name in sys.argv[1:] for row in rows_of(Path(name), Path(folder))]
-    print(f"`{results.command_line()}`, commit {results.project_commit()}\n")
-    print("\n".join(results.markdown_table(head, rows)))
+    results.show([], head, rows)
 
 
 if __name__ == "__main__":
