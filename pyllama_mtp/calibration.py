@@ -54,7 +54,7 @@ def open_engine(model: Model, resolved: Resolved, chats: bool = False) -> Engine
     """An engine that knows what its rounds cost, as far as it chooses depths itself. Arguments and
     errors: see :class:`.Engine`."""
     engine = Engine(model, resolved, chats)
-    if engine.drafting.depths:
+    if engine.drafting.adaptive:
         try:
             _calibrate(engine, resolved.measured_counts)
         except BaseException:
@@ -132,25 +132,20 @@ def measure_costs(engine: Engine, n: int) -> Costs:
     """Measure rounds of `n` sequences of an empty engine, which is empty again afterwards."""
     usual, trials = engine.drafting, Trials(engine.head)
     sequences = [_begin(engine, sequence) for sequence in engine.sequences[:n]]
-    engine.drafting = trials
-    try:
-        _measure(engine, sequences, trials)
-    finally:
-        engine.drafting = usual
-    engine.reset()
-    return _costs(engine.depth, trials.times)
-
-
-def _measure(engine: Engine, sequences: list[Sequence], trials: Trials) -> None:
     limit, deadline = engine.depth, time.perf_counter() + BUDGET_S
     first = {0, limit // 2, limit}
     depths = sorted(range(limit + 1), key=lambda depth: depth not in first)
-    for turn in range(REPEATS):
-        for i, depth in enumerate(depths):
-            if (turn or i >= len(first)) and time.perf_counter() > deadline:
-                return
+    engine.drafting = trials
+    try:
+        for i, depth in enumerate(depths * REPEATS):
+            if i >= len(first) and time.perf_counter() > deadline:
+                break
             trials.depth = depth
             speculate(engine, sequences)
+    finally:
+        engine.drafting = usual
+    engine.reset()
+    return _costs(limit, trials.times)
 
 
 def _begin(engine: Engine, sequence: Sequence) -> Sequence:
@@ -166,8 +161,8 @@ def _begin(engine: Engine, sequence: Sequence) -> Sequence:
 # -- what was measured, for later sessions ---------------------------------------------------------
 
 
-#: Changes with the meaning of what is kept. And the most files: the oldest make way.
-_FORMAT, MOST_FILES = 2, 200
+#: Changes with the meaning of what is kept.
+_FORMAT = 2
 
 #: Environment variables that ggml, its backends and OpenMP read.
 VARIABLES = ("GGML_", "GOMP_", "OMP_", "KMP_", "CUDA_")
@@ -214,8 +209,5 @@ class CostsFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, msgspec.json.encode(costs))
-            files = sorted(self.path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
-            for file in files[:-MOST_FILES]:
-                file.unlink(missing_ok=True)
         except (OSError, PyllamaMtpError) as error:
             log.info("what was measured is not kept: %s", error)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
-from pyllama_mtp.drafting.head import HeadFile, HeadRows
+from pyllama_mtp.drafting.head import DraftHead, HeadRows
 from pyllama_mtp.models import synth
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
@@ -131,8 +131,8 @@ def write_untied(target: Path, shape: str, kind: str, *names: str, **options: An
 
 
 def head_rows(model: Path | GGUFInfo, ids: Ids, kind: str = "file") -> HeadRows:
-    """Rows of a model's LM head; see `HeadFile`."""
-    return HeadFile(model if isinstance(model, GGUFInfo) else read_gguf(model), kind).rows(ids)
+    """Rows of a model's LM head; see `DraftHead`."""
+    return DraftHead(model if isinstance(model, GGUFInfo) else read_gguf(model), kind).rows(ids)
 
 
 def write_trimmed(

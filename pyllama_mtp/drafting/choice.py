@@ -39,28 +39,27 @@ class Drafting:
     Attributes:
         head: the MTP head; a :class:`.Drafter` that drafts nothing where there is none.
         ngrams: n-gram drafts, which a lone sequence uses; None: off.
-        depths: chooses the depth; None: the depth is fixed.
+        adaptive: whether depths are chosen, by `depths`, once :meth:`know` was called.
     """
 
     def __init__(self, settings: Settings, depth: int, n_sequences: int, head: Drafter) -> None:
         """`depth`: most drafts of a round."""
         self.head = head
         self.ngrams: NgramDrafter | None = None
+        self.adaptive = settings.draft_n_max == "auto"
         self.depths: DepthController | None = None
         self._settings, self._limit = settings, depth
         self._synthetic = settings.synthetic_acceptance
         self._keep: Callable[[dict[int, Costs]], None] | None = None
         self._plain_s, self._n_plain = 0.0, 0  # a sum over the tokens since the last begin()
-        if settings.draft_n_max == "auto":
-            self.depths = DepthController(self._limit, has_head=head.context is not None)
-            if settings.ngram and self._synthetic is None:
-                self.ngrams = NgramDrafter(self._limit, n_sequences)
+        if self.adaptive and settings.ngram and self._synthetic is None:
+            self.ngrams = NgramDrafter(self._limit, n_sequences)
         self._drafters = [self.head, *([self.ngrams] if self.ngrams else [])]
 
     def know(self, costs: Mapping[int, Costs], keep: Callable[[dict[int, Costs]], None]) -> None:
         """Choose depths by these costs, by number of sequences. `keep` is called by :meth:`close`
         with the costs as rounds have corrected them, if there were any."""
-        self.depths = DepthController(self._limit, costs, self.head.context is not None)
+        self.depths = DepthController(costs, self.head.context is not None)
         self._keep = keep
 
     def close(self) -> None:
@@ -72,7 +71,7 @@ class Drafting:
     def describe(self, telemetry: Telemetry) -> None:
         """Note what adaptive depth has measured: what plain steps would have taken a sequence that
         was always alone, at the pace of each round; and why fewer drafts are made, if so."""
-        if self.depths and self.depths.plain_s and telemetry.passes:
+        if self.depths and telemetry.passes:
             most = max(telemetry.passes)
             if most == 1 and self._n_plain:
                 telemetry.plain_s = self._plain_s / self._n_plain
@@ -112,23 +111,25 @@ class Drafting:
         if not drafted:
             return
         drafter, n = self._choose(sequences, min(usable, self._limit), min(room, self._limit))
+        if n <= 0:
+            return
         for one in drafted:
             one.n_usable = min(n, one.wanted - 1)
         p_min = self._settings.p_min
-        free = not p_min and len(drafted) == len(sequences)
-        free = free and not any(one.request.sampler.constrained for one in drafted)
+        constrained = any(one.request.sampler.constrained for one in drafted)
         both = self.ngrams if drafter is self.head and len(sequences) == 1 else None
         # What follows drafts is only known once they are made.
-        free = free and not (both and both.texts[drafted[0].id].copying)
-        if n > 0 and free and drafter.to_come(drafted, n):
+        needed = p_min or constrained or (both and both.texts[drafted[0].id].copying)
+        if not needed and len(drafted) == len(sequences) and drafter.to_come(drafted, n):
             for one in drafted:
                 one.drafts = Drafts([one.newest] * n, to_come=True)
-        elif n > 0:
-            for one, drafts in zip(drafted, drafter.draft(drafted, n, p_min), strict=True):
-                if both and drafts.tokens:
-                    drafts = self._filled_up(one, drafts, min(usable, self._limit))
-                    one.n_usable = len(drafts.tokens)
-                one.drafts = cut(one, drafts, not asks and self._synthetic is None)
+            return
+        for one, drafts in zip(drafted, drafter.draft(drafted, n, p_min), strict=True):
+            if both and drafts.tokens:
+                if n_more := self._n_looked_up(one, min(usable, self._limit), drafts):
+                    drafts = both.behind(one, drafts, n_more)
+                one.n_usable = len(drafts.tokens)
+            one.drafts = cut(one, drafts, not asks and self._synthetic is None)
 
     def _may_force(self, one: Sequence) -> bool:
         """Whether a lone sequence can go on with tokens whose rows nobody looks at."""
@@ -153,22 +154,18 @@ class Drafting:
             room: most drafts that the contexts have room for. A fixed depth drafts as many while
                 any draft is usable, so that the last rounds find their graphs.
         """
-        depths, ngrams = self.depths, self.ngrams
-        if not depths:
+        if not self.depths:
             return self.head, room if usable > 0 else 0
-        if ngrams and len(sequences) == 1 and usable > 0:
-            rates = ngrams.rates(sequences[0])
-            n = depths.lookup_depth(rates, usable) if rates else 0
-            if n:
-                return ngrams, n
-        return self.head, depths.choose(usable, len(sequences)) if self.head.context else 0
+        ngrams = self.ngrams if len(sequences) == 1 and usable > 0 else None
+        if ngrams and (n := self._n_looked_up(sequences[0], usable)):
+            return ngrams, n
+        return self.head, self.depths.choose(usable, len(sequences)) if self.head.context else 0
 
-    def _filled_up(self, one: Sequence, drafts: Drafts, usable: int) -> Drafts:
-        """The head's drafts, and as many n-gram drafts behind them as pay."""
+    def _n_looked_up(self, one: Sequence, usable: int, head: Drafts = NO_DRAFTS) -> int:
+        """How many n-gram drafts pay: in place of the head's, or behind these."""
         assert self.ngrams and self.depths
-        rates = self.ngrams.rates(one, drafts)
-        n = self.depths.lookup_depth(rates, usable, len(drafts.tokens)) if rates else 0
-        return self.ngrams.behind(one, drafts, n) if n else drafts
+        rates = self.ngrams.rates(one, head)
+        return self.depths.lookup_depth(rates, usable, len(head.tokens)) if rates else 0
 
     def accepted(self, sequences: list[Sequence]) -> None:
         """See :meth:`.Drafter.accepted`."""
@@ -177,26 +174,18 @@ class Drafting:
             drafter.accepted(drafted)
 
     def learn(self, sequences: list[Sequence], draft_s: float, total_s: float) -> None:
-        """The outcome of a round.
-
-        Args:
-            draft_s: seconds of drafting.
-            total_s: seconds of the whole round, drafting included.
-        """
+        """The outcome of a round: `draft_s` seconds of drafting, `total_s` of all of it."""
         drafted = [one for one in sequences if one.drafting]
         if not (self.depths and drafted):
             return
         drafts = max((one.drafts for one in drafted), key=lambda made: len(made.tokens))
-        n_drafted, n_head = len(drafts.tokens), drafts.n_head
-        if drafts.looked_up and not n_head:
-            self.depths.update_lookup(n_drafted, len(drafted[0].chosen) - 1, total_s)
-        elif not (drafts.forced and len(drafted) == 1):
+        if not (drafts.forced and len(drafted) == 1):
             # A forced round says nothing of the head, nor of the cost of output rows.
             outcomes = [
                 (min(one.n_usable, one.drafts.n_head), min(len(one.chosen) - 1, one.drafts.n_head))
                 for one in drafted
             ]
-            self.depths.update(n_drafted, outcomes, total_s, drafts.looked_up)
-        if plain_s := self.depths.plain_s:
-            n = len(drafted[0].chosen)
-            self._plain_s, self._n_plain = self._plain_s + n * plain_s, self._n_plain + n
+            self.depths.update(len(drafts.tokens), outcomes, total_s, drafts.looked_up)
+        n = len(drafted[0].chosen)
+        self._plain_s += n * self.depths.costs.plain()
+        self._n_plain += n

@@ -12,8 +12,10 @@ speed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import TypeAlias
 
 import numpy as np
@@ -64,8 +66,9 @@ class Costs:
         return self.verify[1]
 
 
-def expected_tokens(acceptance: Sequence[float], depth: int) -> float:
-    """Tokens that a round of `depth` drafts emits on average: 1 + a1 + a1 a2 + ...
+def tokens_by_depth(acceptance: Sequence[float]) -> list[float]:
+    """Tokens that a round emits on average, by its drafts, from 0 to ``len(acceptance)`` of them:
+    1 + a1 + a1 a2 + ...
 
     The last accepted draft is followed by one token of the target's own, so with every a_i = a
     this is (1 - a^(depth + 1)) / (1 - a): Leviathan et al. 2023, equation 1.
@@ -73,22 +76,8 @@ def expected_tokens(acceptance: Sequence[float], depth: int) -> float:
     Args:
         acceptance: conditional, per position: acceptance[i] is the probability that draft i + 1
             is accepted, all before it being accepted.
-
-    Raises:
-        UsageError: fewer than `depth` rates, or a negative depth.
     """
-    if not 0 <= depth <= len(acceptance):
-        raise UsageError(f"depth is {depth}, there are acceptance rates for 0 to {len(acceptance)}")
-    return tokens_by_depth(acceptance[:depth])[depth]
-
-
-def tokens_by_depth(acceptance: Sequence[float]) -> list[float]:
-    """:func:`expected_tokens` of each depth from 0 to ``len(acceptance)``."""
-    tokens, reached = [1.0], 1.0
-    for rate in acceptance:
-        reached *= rate
-        tokens.append(tokens[-1] + reached)
-    return tokens
+    return [*accumulate((1.0, *accumulate(acceptance, mul)))]
 
 
 def round_time(costs: Costs, depth: int) -> float:
@@ -119,9 +108,9 @@ def speed(costs: Costs, acceptance: Sequence[float], depth: int) -> float:
 
     The ratio of the means, to which a long text converges: Leviathan et al. 2023, theorem 3.8, with
     measured costs in place of their cost coefficient and free parallel verification. `acceptance`:
-    see :func:`expected_tokens`.
+    see :func:`tokens_by_depth`.
     """
-    return expected_tokens(acceptance, depth) / round_time(costs, depth)
+    return tokens_by_depth(acceptance)[depth] / round_time(costs, depth)
 
 
 def best_depth(costs: Costs, acceptance: Sequence[float]) -> int:
@@ -134,30 +123,17 @@ def break_even(costs: Costs, depth: int) -> float | None:
     """The acceptance, the same at every position, at which `depth` is as fast as plain decoding.
 
     Returns:
-        0 to 1, within 1e-9; 0 where a round is no dearer than a plain step; None where even
-        drafts that are all accepted do not pay.
+        0 to 1; 0 where a round is no dearer than a plain step; None where even drafts that are all
+        accepted do not pay.
     """
-    return needed_acceptance(round_time(costs, depth) / costs.plain, depth)
-
-
-def needed_acceptance(wanted: float, depth: int) -> float | None:
-    """The acceptance, the same at every position, at which rounds emit `wanted` tokens on average.
-
-    Returns:
-        As :func:`break_even`.
-    """
+    wanted = round_time(costs, depth) / costs.plain
     if wanted <= 1.0:
         return 0.0
     if wanted > depth + 1:
         return None
-    low, high = 0.0, 1.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        if expected_tokens([middle] * depth, depth) < wanted:
-            low = middle
-        else:
-            high = middle
-    return high
+    # The only positive root of a^depth + ... + a + 1 - wanted.
+    roots = np.roots([1.0] * depth + [1.0 - wanted])
+    return float(max(roots[np.isreal(roots)].real))
 
 
 # -- costs, as rounds show them --------------------------------------------------------------------
@@ -169,14 +145,6 @@ PACE, DEPTH = 0.2, 0.12
 PACE_DRIFT, DEPTH_DRIFT, NOISE = 0.03, 0.005, 0.08
 #: A round that took longer than this above what was expected has stalled.
 STALL = 0.4
-#: Plain steps that a draft, and a further row of each sequence, take where nothing was measured.
-GUESS = 0.1
-
-
-def guessed_costs(limit: int) -> Costs:
-    """Costs of depths 0 to `limit`, in plain steps, where they cannot be measured."""
-    verify = (1.0 + GUESS * n for n in range(limit + 1))
-    return Costs((0.0, *verify), tuple(GUESS * n for n in range(limit + 1)))
 
 
 class CostModel:
@@ -190,17 +158,16 @@ class CostModel:
     pace if it was run shortly before or after them, and of its neighbours' costs.
 
     Args:
-        limit: greatest depth.
         measured: by number of sequences, 1 and the greatest number among them; for numbers between,
-            costs are interpolated. None: guesses, in plain steps.
+            costs are interpolated.
     """
 
-    def __init__(self, limit: int, measured: Mapping[int, Costs] | None = None) -> None:
-        self._measured = dict(sorted((measured or {1: guessed_costs(limit)}).items()))
+    def __init__(self, measured: Mapping[int, Costs]) -> None:
+        self._measured = dict(sorted(measured.items()))
         self._known = dict(self._measured)
         self._seen = set[tuple[int, int]]()
-        depths = np.arange(limit + 1)
-        self._alike, self._steps = np.ones((limit + 1,) * 2), np.minimum.outer(depths, depths)
+        depths = np.arange(self.costs().limit + 1)
+        self._alike, self._steps = np.ones((len(depths),) * 2), np.minimum.outer(depths, depths)
         self._states: dict[int, tuple[Floats, Floats]] = {}  # of n sequences: means, covariance
 
     def costs(self, n: int = 1) -> Costs:
@@ -210,16 +177,12 @@ class CostModel:
         return self._known[n]
 
     def _between(self, n: int) -> Costs:
-        counts = [*self._measured]
-        low = max((count for count in counts if count < n), default=counts[0])
-        high = min((count for count in counts if count > n), default=counts[-1])
-        share = (n - low) / (high - low) if high > low else 0.0
-        one, other = self._measured[low], self._measured[high]
+        counts, measured = [*self._measured], self._measured.values()
 
-        def mixed(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
-            return tuple(x + share * (y - x) for x, y in zip(a, b, strict=True))
+        def mixed(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
+            return tuple(float(np.interp(n, counts, of)) for of in zip(*times, strict=True))
 
-        return Costs(mixed(one.verify, other.verify), mixed(one.draft, other.draft))
+        return Costs(mixed(one.verify for one in measured), mixed(one.draft for one in measured))
 
     def _state(self, n: int) -> tuple[Floats, Floats]:
         if n not in self._states:
@@ -248,15 +211,11 @@ class CostModel:
         slower than measured is this text's or this moment's; a faster one is the machine's."""
         costs = dict(self._measured)
         for n in costs.keys() & self._states.keys():
-            factors = self.factors(n)
-            verify, draft = (
-                [
-                    time * factor / max(factors[0], 1.0)
-                    for time, factor in zip(of, factors, strict=True)
-                ]
-                for of in (costs[n].verify[1:], costs[n].draft)
-            )
-            costs[n] = Costs((0.0, *verify), tuple(draft))
+            factors = np.exp(self._state(n)[0])
+            factors /= max(factors[0], 1.0)
+            verify = np.multiply(costs[n].verify[1:], factors)
+            draft = np.multiply(costs[n].draft, factors)
+            costs[n] = Costs((0.0, *verify.tolist()), tuple(draft.tolist()))
         return costs if costs != self._measured else {}
 
     def update(self, n_tried: int, n_drafted: int, total_s: float, n: int = 1) -> None:
@@ -282,8 +241,6 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.75, 3.0
 MEMORY = 48.0
 #: The part of the time that may be lost by trying other depths than that which seems the fastest.
 SHARE = 0.01
-#: Standard deviations by which costs may be better than they seem.
-HOPE = 1.5
 
 #: For each sequence of a round: how many drafts it could use, and how many of them held.
 Outcomes: TypeAlias = Sequence[tuple[int, int]]
@@ -333,31 +290,22 @@ class DepthController:
 
     A round has the depth of the highest expected speed. Of other depths nothing would be learned
     any more. So whenever SHARE of the time so far covers what was lost by it, a round tries one
-    that may be faster for all that is known (:meth:`.CostModel.doubts`), or any drafts where there
-    are none. A round of drafts that loses nothing is followed by the next at once, and so text that
-    has become predictable is noticed.
+    that would be the fastest if it cost a standard deviation less (:meth:`.CostModel.doubts`), or
+    any drafts where there are none. A round of drafts that loses nothing is followed by the next at
+    once, and so text that has become predictable is noticed.
 
     Args:
-        limit: greatest depth.
-        costs: by number of sequences, see :class:`CostModel`.
+        costs: by number of sequences, see :class:`CostModel`, up to the greatest depth.
         has_head: False: only n-grams draft.
     """
 
-    def __init__(
-        self, limit: int, costs: Mapping[int, Costs] | None = None, has_head: bool = True
-    ) -> None:
-        self.limit = limit
-        self.costs = CostModel(limit, costs)
-        self._has_head, self._measured = has_head, costs is not None
+    def __init__(self, costs: Mapping[int, Costs], has_head: bool = True) -> None:
+        self.costs, self._has_head = CostModel(costs), has_head
+        self.limit = limit = self.costs.costs().limit
         self._accepted, self._offered = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
         self._spare = 0.0  # plain steps that trying other depths may lose; not above 0
         self._asked = 0
         self._lost: float | None = 0.0  # plain steps that this try loses; None: its outcome tells
-
-    @property
-    def plain_s(self) -> float | None:
-        """Seconds of a plain step of one sequence; None: not measured."""
-        return self.costs.plain() if self._measured else None
 
     def depth(self, n_sequences: int = 1) -> int:
         """The depth of the highest expected speed in rounds of so many sequences."""
@@ -383,27 +331,20 @@ class DepthController:
         steps, tokens = self._forecast(n_sequences)
         speeds = [n / time for n, time in zip(tokens, steps, strict=True)]
         asked = best = speeds.index(max(speeds))
-        if self._spare >= 0.0:
-            asked = self._other(best, steps, tokens, n_sequences)
+        if self._spare >= 0.0 and best == 0 < self.limit:
+            asked = min(range(1, len(steps)), key=lambda depth: steps[depth] - tokens[depth])
+        elif self._spare >= 0.0:
+            doubts = self.costs.doubts(best, n_sequences)
+            hoped = [speed * math.exp(doubt) for speed, doubt in zip(speeds, doubts, strict=True)]
+            asked = hoped.index(max(hoped))
         self._asked = asked if at_most is None else max(0, min(asked, at_most))
         self._lost = steps[self._asked] - tokens[self._asked] / speeds[best]
         if best == 0 < self._asked:
             self._lost = None
         return self._asked
 
-    def _other(self, usual: int, steps: Sequence[float], tokens: Sequence[float], n: int) -> int:
-        """A depth that is worth a try; `usual`: there is none."""
-        if usual == 0 < self.limit:
-            return min(range(1, len(steps)), key=lambda depth: steps[depth] - tokens[depth])
-        doubts = self.costs.doubts(usual, n)
-        hoped = [
-            tokens[depth] / steps[depth] * math.exp(HOPE * doubts[depth])
-            for depth in range(len(steps))
-        ]
-        return hoped.index(max(hoped))
-
     def update(self, n_drafted: int, outcomes: Outcomes, total_s: float, n_behind: int = 0) -> None:
-        """Learn from a round, of the depth chosen last.
+        """Learn from a round, of the depth chosen last, or of n-gram drafts alone.
 
         Args:
             n_drafted: drafts verified of each sequence; fewer than asked for if p_min stopped
@@ -412,8 +353,11 @@ class DepthController:
                 as were asked for, and how many of them held.
             total_s: seconds of the whole round, drafting included.
             n_behind: of the verified drafts, n-gram drafts behind those of the head, which
-                `outcomes` leave out.
+                `outcomes` leave out; all of them: :meth:`lookup_depth` chose instead.
         """
+        if n_drafted == n_behind > 0:
+            self.costs.update(0, n_drafted, total_s)
+            return
         n = len(outcomes)
         for n_usable, n_held in outcomes:
             self._accepted.update(n_usable, n_held)
@@ -447,16 +391,6 @@ class DepthController:
             if depth >= max(n_head, 1) and pace > best:
                 chosen, best = depth - n_head, pace
         return chosen
-
-    def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
-        """Learn from a round with n-gram drafts, as many as :meth:`lookup_depth` chose.
-
-        Args:
-            n_drafted: drafts verified, at least 1.
-            n_accepted: how many of them held.
-            total_s: seconds of the round.
-        """
-        self.costs.update(0, n_drafted, total_s)
 
     def why_fewer(self, n_sequences: int) -> str:
         """Why rounds of so many sequences have no drafts, or fewer than those of one; "": they have

@@ -7,8 +7,6 @@ forces.
 
 from __future__ import annotations
 
-from itertools import takewhile
-
 import numpy as np
 
 from ..llama.batch import Floats, Ints, State
@@ -144,7 +142,7 @@ class HeadDrafter(Drafter):
         else:
             candidates = P_MIN_CANDIDATES if p_min > 0 else 0
             ids = compute_drafts(self.context, tokens, seqs, n_max, candidates)
-        n = self._n_probable(n_max, p_min) if p_min > 0 else n_max
+        n = self._n_probable(p_min) if p_min > 0 else n_max
         return [
             Drafts(column, self._distributions(i, one, n) if one.draws else [])
             for i, (one, column) in enumerate(zip(sequences, ids[:n].T.tolist(), strict=True))
@@ -161,16 +159,11 @@ class HeadDrafter(Drafter):
             and self.context.can_draft_and_decode(len(sequences), n)
         )
 
-    def _n_probable(self, n_max: int, p_min: float) -> int:
+    def _n_probable(self, p_min: float) -> int:
         """Steps before each sequence has had an improbable draft."""
         logits = draft_logits(self.context)
-        sure = np.ones(logits.shape[1], dtype=bool)
-
-        def any_sure(step: int) -> bool:
-            sure[:] &= [top_probability(row) >= p_min for row in logits[step]]
-            return bool(sure.any())
-
-        return len([*takewhile(any_sure, range(n_max))])
+        probable = [[top_probability(row) >= p_min for row in step] for step in logits]
+        return int(np.logical_and.accumulate(probable).any(axis=1).sum())
 
     def _draw(self, sequences: list[Sequence], tokens: Ints, seqs: Ints, n: int) -> Ints:
         """Draws from softmax(logits / temperature), by the Gumbel-max trick: the largest of

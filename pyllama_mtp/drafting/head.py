@@ -27,8 +27,6 @@ import numpy.typing as npt
 from ..errors import ModelFileError, UsageError
 from ..llama import native
 from ..llama.context import Context
-from ..models.ggufheader import TensorEntry
-from ..models.ggufinfo import trimmed_head_ids
 from ..models.modelinfo import GGUFInfo
 from ..models.quantize import WEIGHT_TYPES, Rows, row_converter, stored_bytes
 from ..models.tokenizer import Ids
@@ -51,26 +49,27 @@ MOST_PER_PROMPT, MOST_PER_ROUND = 1024, 16
 
 @dataclass(frozen=True, eq=False)
 class HeadRows:
-    """Rows of tensor `name`: `data` [n, bytes per row] uint8, of a type numbered as in ggml.h."""
+    """Rows of an LM head: `data` [n, bytes per row] uint8, of a type numbered as in ggml.h."""
 
     type: int
     data: npt.NDArray[np.uint8]
-    name: str
 
 
-class HeadFile:
-    """The LM head in a model file that the MTP head drafts with, and the type its rows are given.
+class DraftHead:
+    """An LM head over a part of the vocabulary, whose rows are those of a model file.
 
-    The head is the MTP block's own if the file has one over the whole vocabulary, else the model's,
-    else the token embedding (as in `graph_mtp` of upstream's src/models/qwen35.cpp).
+    They are those of the MTP block's own head if the file has one over the whole vocabulary, else
+    of the model's, else of the token embedding (as in `graph_mtp` of upstream's
+    src/models/qwen35.cpp).
 
     Attributes:
-        n_rows: tokens that it is over.
-        type: name of the type of the rows that :meth:`rows` gives, as in GGUF.
+        ranked: [n] its tokens, most useful first; None: the whole vocabulary.
+        ids: [n] the same, ascending.
+        type: name of the type of its rows, as in GGUF.
         converts: whether that is another type than in the file.
     """
 
-    def __init__(self, info: GGUFInfo, kind: str = "file") -> None:
+    def __init__(self, info: GGUFInfo, kind: str = "file", ranked: Ids | None = None) -> None:
         """Open the file.
 
         Args:
@@ -80,32 +79,39 @@ class HeadFile:
             ModelFileError: the file cannot be read, or has no head.
             UsageError: rows cannot be given this type.
         """
-        self._tensor = head = head_tensor(info)
-        self.type = head.type if kind == "file" else kind.upper()
-        self.converts, self.n_rows = self.type != head.type, head.n_rows
-        self._convert = row_converter(head, kind) if self.converts else None
+        tensors = {tensor.name: tensor for tensor in info.tensors}
+        own = None if info.trimmed_head else info.own_head
+        tensor = own or tensors.get("output.weight") or tensors.get("token_embd.weight")
+        if not tensor:
+            raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
+        self._tensor, self.ranked = tensor, ranked
+        self.ids = np.arange(tensor.n_rows, dtype=np.int32) if ranked is None else np.sort(ranked)
+        self.type = tensor.type if kind == "file" else kind.upper()
+        self.converts = self.type != tensor.type
+        self._convert = row_converter(tensor, kind) if self.converts else None
         try:
-            self._descriptor = os.open(head.file, os.O_RDONLY)
+            self._descriptor = os.open(tensor.file, os.O_RDONLY)
         except OSError as error:
-            raise ModelFileError(f"cannot read {head.file}: {error}", head.file) from error
+            raise ModelFileError(f"cannot read {tensor.file}: {error}", tensor.file) from error
         weakref.finalize(self, os.close, self._descriptor)
 
-    def rows(self, ids: Ids) -> HeadRows:
+    def rows(self, ids: Ids | None = None) -> HeadRows:
         """Copy rows, as they are in the file (a row is a whole number of blocks in every type) or
         converted by ggml's own functions.
 
         Args:
-            ids: [n] rows, in the order wanted.
+            ids: [n] rows, in the order wanted; None: those of its tokens.
 
         Raises:
             ModelFileError: the head has not these rows.
         """
-        path, name = self._tensor.file, self._tensor.name
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.n_rows:
-            message = f"{name} has {self.n_rows} rows, wanted are {ids.min()} to {ids.max()}"
-            raise ModelFileError(f"{path}: {message}", path)
+        ids = self.ids if ids is None else ids
+        path, n = self._tensor.file, self._tensor.n_rows
+        if ids.size and not 0 <= ids.min() <= ids.max() < n:
+            wanted = f"{n} rows, wanted are {ids.min()} to {ids.max()}"
+            raise ModelFileError(f"{path}: {self._tensor.name} has {wanted}", path)
         data = self._converted(ids, self._convert) if self._convert else self._read(ids)
-        return HeadRows(WEIGHT_TYPES[self.type.lower()], data, name)
+        return HeadRows(WEIGHT_TYPES[self.type.lower()], data)
 
     def _read(self, ids: Ids) -> Rows:
         """Rows as they are in the file; read, not mapped, so that they are in memory once."""
@@ -115,16 +121,14 @@ class HeadFile:
         for start, end in itertools.pairwise([*starts, len(ids)]):
             at = tensor.offset + int(ids[start]) * out.shape[1]
             left = out[start:end].data.cast("B")
-            while left:
-                try:
+            try:
+                while left:
                     n = os.preadv(self._descriptor, [left], at)
-                except OSError as error:
-                    message = f"cannot read {tensor.file}: {error}"
-                    raise ModelFileError(message, tensor.file) from error
-                if not n:
-                    message = f"{tensor.file} has become shorter; {tensor.name} is not whole"
-                    raise ModelFileError(message, tensor.file)
-                at, left = at + n, left[n:]
+                    if not n:
+                        raise OSError(f"it has become shorter; {tensor.name} is not whole")
+                    at, left = at + n, left[n:]
+            except OSError as error:
+                raise ModelFileError(f"cannot read {tensor.file}: {error}", tensor.file) from error
         return out
 
     def _converted(self, ids: Ids, convert: Callable[[Rows], Rows]) -> Rows:
@@ -141,83 +145,43 @@ class HeadFile:
         return out
 
 
-def head_tensor(info: GGUFInfo) -> TensorEntry:
-    """The LM head that drafts are made with; see :class:`HeadFile`. Raises ModelFileError: the file
-    has none."""
-    tensors = {tensor.name: tensor for tensor in info.tensors}
-    own = None if info.trimmed_head else info.own_head
-    head = own or tensors.get("output.weight") or tensors.get("token_embd.weight")
-    if not head:
-        raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
-    return head
-
-
-@dataclass(frozen=True, eq=False)
-class DraftHead:
-    """An LM head over a part of the vocabulary.
-
-    Attributes:
-        ids: [n] its tokens, ascending; those of a trimmed head in the order of the file.
-        file: where its rows are from, and further ones; None for the trimmed head of a model file,
-            which stays where the model has it.
-        ranked: [n] ids, most useful first; None: nobody has ranked them.
-    """
-
-    ids: Ids
-    file: HeadFile | None = None
-    ranked: Ids | None = None
-
-    def rows(self) -> HeadRows | None:
-        """Row i is of token ids[i]: read and converted each time. None for a trimmed head."""
-        return self.file.rows(self.ids) if self.file else None
-
-
 def draft_head(
     info: GGUFInfo,
     spec: str | int | tuple[int, ...] | os.PathLike[str],
     kind: str = "file",
 ) -> DraftHead | None:
-    """The draft head that a user asks for; None: the model's own.
+    """The draft head that a user asks for; None: the model's own, which may be a trimmed one.
 
     Args:
         spec: as for :func:`choose`; or "auto": the file's trimmed head if it has one, else
             DEFAULT_SIZE tokens if that is less than half of the vocabulary and the tokenizer can be
             ranked.
-        kind: the type of its rows; see :class:`HeadFile`.
+        kind: the type of its rows; see :class:`DraftHead`.
 
     Raises:
-        UsageError, DraftVocabError, ModelFileError: see :func:`choose` and :class:`HeadFile`;
+        UsageError, DraftVocabError, ModelFileError: see :func:`choose` and :class:`DraftHead`;
             UsageError also for the whole vocabulary, or another type, where the file's head has a
             part of it, and for a part where MTP blocks have several LM heads.
     """
-    if info.n_lm_heads > 1:
-        if spec not in ("auto", "full") or kind != "file":
-            raise UsageError(
-                f"draft_vocab {spec!r}, draft_head_type {kind!r}: the MTP blocks of {info.path} "
-                "have LM heads of their own, and rows are of one; use 'full' and 'file', or 'auto'"
-            )
+    trimmed, asked = info.trimmed_head, f"draft_vocab {spec!r}, draft_head_type {kind!r}"
+    if info.n_lm_heads > 1 and (spec not in ("auto", "full") or kind != "file"):
+        raise UsageError(
+            f"{asked}: the MTP blocks of {info.path} have LM heads of their own, and rows are of "
+            "one; use 'full' and 'file', or 'auto'"
+        )
+    if info.n_lm_heads > 1 or (trimmed and spec == "auto" and kind == "file"):
         return None
-    trimmed = info.trimmed_head
-    if spec == "auto" and trimmed:
-        if kind != "file":
-            raise UsageError(
-                f"draft_head_type {kind!r}: the trimmed MTP head of {info.path} is used as it is; "
-                "use 'file', or with a number as draft_vocab rows of the model's LM head"
-            )
-        return DraftHead(trimmed_head_ids(info))
-    ranked = _by_size(info) if spec == "auto" else choose(info.path, spec)
+    if spec == "auto":
+        ranked = None if trimmed else _by_size(info)
+    else:
+        ranked = choose(info.path, spec)
     if trimmed and ranked is None:
         raise UsageError(
-            f"draft_vocab {spec!r}: the MTP head of {info.path} has {trimmed.n_rows} of "
-            f"{info.n_vocab} tokens; use 'auto', or fewer rows of the model's LM head"
+            f"{asked}: the MTP head of {info.path} has {trimmed.n_rows} of {info.n_vocab} tokens "
+            "and is used as it is; use 'auto' and 'file', or fewer rows of the model's LM head"
         )
-    if ranked is None and kind == "file":
-        return None
-    head = HeadFile(info, kind)
-    if ranked is None and not head.converts:
-        return None
-    ids = np.arange(info.n_vocab, dtype=np.int32) if ranked is None else np.sort(ranked)
-    return DraftHead(ids, head, ranked)
+    head = DraftHead(info, kind, ranked)
+    return head if ranked is not None or head.converts else None
 
 
 def _by_size(info: GGUFInfo) -> Ids | None:
@@ -234,22 +198,18 @@ def _by_size(info: GGUFInfo) -> Ids | None:
 # -- rows in a context -----------------------------------------------------------------------------
 
 
-def set_draft_head(context: Context, rows: HeadRows | None, ids: Ids) -> None:
+def set_draft_head(context: Context, rows: HeadRows, ids: Ids) -> None:
     """Give the MTP block an LM head over a part of the vocabulary, for :func:`compute_drafts`.
 
     Args:
-        rows: [n] rows of the model's LM head, as they are in its file; None: the rows of the
-            trimmed head that the file has.
-        ids: [n] int32: their tokens, ascending; of a trimmed head, in the order of the file.
+        rows: [n] rows of the model's LM head.
+        ids: [n] int32: their tokens, ascending.
 
     Raises:
         UsageError: the library, or the model, has no use for one.
         InsufficientMemoryError: there is no room for the rows.
     """
     ids = np.array(ids, dtype=np.int32)
-    if rows is None:
-        _use_model_draft_head(context, ids)
-        return
     ffi, lib = context.library.ffi, context.library.lib
     data = np.ascontiguousarray(rows.data)
     if not len(ids) or rows.type < 0:
@@ -261,17 +221,19 @@ def set_draft_head(context: Context, rows: HeadRows | None, ids: Ids) -> None:
     context.draft_ids = ids
 
 
-def _use_model_draft_head(context: Context, ids: Ids) -> None:
+def use_trimmed_head(context: Context) -> None:
+    """Draft with the trimmed MTP head that the model file has, which stays where the model has it.
+
+    Raises:
+        UsageError: there is none.
+    """
     ffi, lib = context.library.ffi, context.library.lib
     out = ffi.new("int32_t *[1]")
     n = context.call(lib.pyllama_mtp_use_model_draft_head, out)
     if not n:
         raise context.refusal("a draft head", "it needs a trimmed head")
     context.model.refuse_lost_worker()
-    native_ids = np.frombuffer(ffi.buffer(out[0], 4 * n), dtype=np.int32)
-    if not np.array_equal(native_ids, ids):
-        raise UsageError("the file's trimmed head has other tokens than these")
-    context.draft_ids = ids
+    context.draft_ids = np.frombuffer(ffi.buffer(out[0], 4 * n), dtype=np.int32).copy()
 
 
 def replace_draft_rows(context: Context, slots: Ids, ids: Ids, rows: HeadRows) -> None:
@@ -313,11 +275,12 @@ def give_head(context: Context, settings: Settings) -> Following | None:
     """
     model = context.model
     head = draft_head(model.info, settings.draft_vocab, settings.draft_head_type)
-    rows = head.rows() if head else None
-    if not head or (rows is None and model.options.no_alloc):  # the file's trimmed head is not read
-        return None
-    set_draft_head(context, rows, head.ids)
-    return Following(context, head) if follows(settings, head) else None
+    if head:
+        set_draft_head(context, head.rows(), head.ids)
+        return Following(context, head) if follows(settings, head) else None
+    if model.info.trimmed_head and not model.options.no_alloc:  # else it is not read
+        use_trimmed_head(context)
+    return None
 
 
 def follows(settings: Settings, head: DraftHead) -> bool:
@@ -333,11 +296,10 @@ class Following:
 
     def __init__(self, context: Context, head: DraftHead) -> None:
         """Args:
-        head: the present head of `context`; with `file` and `ranked`.
+        head: the present head of `context`; with `ranked`.
         """
-        assert head.file and head.ranked is not None
-        self._context, self._file = context, head.file
-        n = len(head.ids)
+        assert head.ranked is not None
+        self._context, self._head, n = context, head, len(head.ids)
         self._slots = np.full(context.model.n_vocab, -1, dtype=np.int32)
         self._slots[head.ids] = np.arange(n)
         self._loose: list[int] = self._slots[head.ranked[: n // 2 - 1 : -1]].tolist()
@@ -374,7 +336,7 @@ class Following:
         slots = np.array([self._next_slot() for _ in ids], dtype=np.int32)
         assert self._context.draft_ids is not None
         dropped = self._context.draft_ids[slots]
-        replace_draft_rows(self._context, slots, ids, self._file.rows(ids))
+        replace_draft_rows(self._context, slots, ids, self._head.rows(ids))
         self._slots[dropped] = -1
         self._slots[ids] = slots
 

@@ -230,9 +230,8 @@ class NgramDrafter(Drafter):
     def __init__(self, limit: int, n_sequences: int) -> None:
         self.past = PastTexts()
         self.texts = [NgramLookup(limit, self.past) for _ in range(n_sequences)]
-        self._matches = list[
-            tuple[Match, list[int]]
-        ]()  # of the round, and the head's drafts before
+        #: Of the round, and the head's drafts before each.
+        self._matches: list[tuple[Match, list[int]]] = []
 
     def reset(self, sequence: Sequence) -> None:
         """See :meth:`.Drafter.reset`: a round may have broken off."""

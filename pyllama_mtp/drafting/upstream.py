@@ -127,15 +127,11 @@ class UpstreamDrafter(HeadDrafter):
         """Write the positions that the target has just decoded and that are not in step yet.
 
         Rejected ones are written all the same, so that every round has a graph of one shape.
-
-        Raises:
-            UsageError: a gap: the target's pass begins above `n_drafted_for`, or the row for that
-                position is not known.
         """
         if not sequences:
             return
         hidden, firsts = self._target.hidden_rows(), list[int]()
-        tokens, positions, seqs, rows = list[Ints](), list[int](), list[int](), list[Floats]()
+        tokens, positions, seqs, rows = list[Ints](), list[Ints](), list[Ints](), list[Floats]()
         for one in sequences:
             start, n, skip = len(one.tokens), len(one.batch), self._begin(one)
             # The token at start+i pairs with h_{start+i-1}: row i-1, for i = 0 the carry.
@@ -144,11 +140,11 @@ class UpstreamDrafter(HeadDrafter):
                 rows.append(carry)
             rows.append(hidden[one.entry + max(skip - 1, 0) : one.entry + n - 1])
             tokens.append(one.batch[skip:])
-            positions += range(start + skip, start + n)
-            seqs += [one.id] * (n - skip)
+            positions.append(np.arange(start + skip, start + n, dtype=np.int32))
+            seqs.append(np.full(n - skip, one.id, dtype=np.int32))
             firsts.append(start + skip)
-        at, of = np.array(positions, dtype=np.int32), np.array(seqs, dtype=np.int32)
-        ids, before = np.concatenate(tokens), np.concatenate(rows)
+        ids, at, of = map(np.concatenate, (tokens, positions, seqs))
+        before = np.concatenate(rows)
         for block in range(self.n_blocks):
             for one, first in zip(sequences, firsts, strict=True) if block else ():
                 self.context.remove(first, one.id)
@@ -163,13 +159,8 @@ class UpstreamDrafter(HeadDrafter):
     def _begin(self, one: Sequence) -> int:
         """Make room for a pass; how many of its positions are in step already, by an earlier pass
         or draft."""
-        start = len(one.tokens)
-        skip = one.n_drafted_for - start
-        if skip < 0 or (skip == 0 and self._carry(one) is None):
-            raise UsageError(
-                f"the draft cache ends at position {one.n_drafted_for}; it cannot continue at "
-                f"{start}"
-            )
+        skip = one.n_drafted_for - len(one.tokens)
+        assert skip > 0 or (skip == 0 and self._carry(one) is not None), "see reach()"
         if skip < len(one.batch):
             self.context.remove(one.n_drafted_for, one.id)
         return skip
@@ -185,11 +176,7 @@ class UpstreamDrafter(HeadDrafter):
 
     def draft(self, sequences: list[Sequence], n_max: int, p_min: float = 0.0) -> list[Drafts]:
         """See :meth:`.HeadDrafter.draft`: one decode of the block per draft, of all sequences
-        together.
-
-        Raises:
-            UsageError: the row that pairs with a newest token is not known.
-        """
+        together."""
         starts, carries = zip(*map(self._begin_draft, sequences), strict=True)
         entries = [[one.newest for one in sequences], starts, [one.id for one in sequences]]
         tokens, positions, seqs = np.array(entries, dtype=np.int32)
@@ -233,13 +220,10 @@ class UpstreamDrafter(HeadDrafter):
         sequence."""
         for position, seq in [*zip(batch.positions, batch.seqs, strict=True)][: len(more.seqs)]:
             self.context.remove(int(position), int(seq))
-        assert batch.hidden is not None and more.hidden is not None
+        before = replace(batch, outputs=np.zeros_like(batch.outputs))
+        names = "tokens", "positions", "seqs", "outputs", "hidden"
         return Batch(
-            np.concatenate([batch.tokens, more.tokens]),
-            np.concatenate([batch.positions, more.positions]),
-            np.concatenate([batch.seqs, more.seqs]),
-            np.concatenate([np.zeros_like(batch.outputs), more.outputs]),
-            np.concatenate([batch.hidden, more.hidden]),
+            *(np.concatenate([getattr(before, name), getattr(more, name)]) for name in names)
         )
 
     def _begin_draft(self, one: Sequence) -> tuple[int, Floats]:
@@ -250,8 +234,7 @@ class UpstreamDrafter(HeadDrafter):
         are written again by :meth:`decoded`.
         """
         start, carry = one.n_drafted_for, self._carry(one)
-        if carry is None:
-            raise UsageError("the hidden state of the last position is not known")
+        assert carry is not None, "see reach()"
         self.context.remove(start, one.id)
         if self.n_blocks == 1:
             one.n_drafted_for, one.carry = start + 1, None

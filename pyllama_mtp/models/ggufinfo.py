@@ -364,20 +364,6 @@ def _switch_problems(info: GGUFInfo) -> list[str]:
 _DTYPES = {"I32": "<i4", "I64": "<i8"}
 
 
-def trimmed_head_ids(info: GGUFInfo) -> npt.NDArray[np.int32]:
-    """The token of each row of :attr:`.GGUFInfo.trimmed_head`, in the order of the file: [n_rows]
-    int32.
-
-    Raises:
-        ModelFileError: there is no trimmed head, or it is malformed; the message says how.
-    """
-    d2t = info.tensor(D2T) if info.trimmed_head else None
-    problems = trimmed_head_problems(info) if d2t else ["no trimmed MTP head"]
-    if not d2t or problems:
-        raise ModelFileError(f"{info.path}: {'; '.join(problems)}", info.path)
-    return _ids(d2t).astype(np.int32)
-
-
 def trimmed_head_problems(info: GGUFInfo) -> list[str]:
     """What is wrong with the MTP block's own LM head and with ``d2t``; [] where neither exists."""
     head, d2t = info.own_head, info.tensor(D2T)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_mtp import Answer, BatchSession, Generation, Model, Session, Settings
-from pyllama_mtp.drafting.depth import DepthController, Outcomes
+from pyllama_mtp.drafting.depth import Costs, DepthController, Outcomes
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
@@ -290,6 +290,10 @@ def alone(
         return session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
 
 
+#: Of rounds, by depth: some, for what does not depend on them.
+COSTS = Costs((0.0, *map(float, range(1, AUTO_DEPTH + 2))), (0.0, *[0.1] * AUTO_DEPTH))
+
+
 class Scripted(DepthController):
     """Depths by a list, over and over: of the head, or (of the head, of drafts from the text, and
     of drafts from the text behind those of the head).
@@ -297,16 +301,16 @@ class Scripted(DepthController):
     Attributes:
         asked: the depths that were chosen.
         told: (sequences, drafts, accepted) of every round of the head.
-        told_looked_up: (drafts, accepted) of every round of drafts from the text.
+        told_looked_up: drafts of every round of drafts from the text alone.
         n_behind: drafts from the text behind those of the head.
     """
 
     def __init__(self, *rounds: int | tuple[int, ...]) -> None:
-        super().__init__(AUTO_DEPTH)
+        super().__init__({1: COSTS})
         self._script = [(*one, 0) if isinstance(one, tuple) else (one, 0, 0) for one in rounds]
         self.asked: list[int] = []
         self.told: list[tuple[int, int, int]] = []
-        self.told_looked_up: list[tuple[int, int]] = []
+        self.told_looked_up: list[int] = []
         self.n_behind = 0
 
     @property
@@ -324,13 +328,12 @@ class Scripted(DepthController):
 
     def update(self, n_drafted: int, outcomes: Outcomes, total_s: float, n_behind: int = 0) -> None:
         assert total_s > 0
+        if n_drafted == n_behind > 0:
+            self.told_looked_up.append(n_drafted)
+            return
         assert all(0 <= held <= min(usable, n_drafted) for usable, held in outcomes)
         asked = self.asked[-1] if self.asked else 0  # without a head nobody asks
         assert max(n_drafted - n_behind, *(usable for usable, _ in outcomes)) <= asked
         held = sum(held for _, held in outcomes)
         self.told.append((len(outcomes), n_drafted - n_behind, held))
         self.n_behind += n_behind
-
-    def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
-        assert n_drafted > 0 and total_s > 0
-        self.told_looked_up.append((n_drafted, n_accepted))

@@ -11,14 +11,14 @@ import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, scheduler
 from pyllama_mtp.drafting import drafter
-from pyllama_mtp.drafting.depth import DepthController
+from pyllama_mtp.drafting.depth import CostModel, DepthController
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.round import speculate
 from pyllama_mtp.sequence import Sequence
 from pyllama_mtp.settings import AUTO_DEPTH
 
-from .support import Scripted, assert_same_tokens, engine_of, greedy, settings, written
+from .support import COSTS, Scripted, assert_same_tokens, engine_of, greedy, settings, written
 
 AUTO = dataclasses.replace(settings(0), draft_n_max="auto")
 N_TOKENS = 160
@@ -88,7 +88,7 @@ def test_a_round_is_two_graphs_and_none_is_built_anew(
     chosen = dataclasses.replace(AUTO, ngram=False, n_ubatch=32)
     with BatchSession(demo, chosen, n_sequences) as session:
         drafting = engine_of(session).drafting
-        for depths in (Scripted(*range(AUTO_DEPTH + 1)), DepthController(AUTO_DEPTH)):
+        for depths in (Scripted(*range(AUTO_DEPTH + 1)), DepthController({1: COSTS})):
             drafting.depths = depths
             built.clear()
             session.generate(prompts, max_tokens=40, ignore_eos=True).run()
@@ -112,7 +112,7 @@ def test_the_pace_of_all_rounds_counts(
 ) -> None:
     """A machine that gets slower with every round: its last pace is not that of the answer."""
     steps = count(1)
-    monkeypatch.setattr(DepthController, "plain_s", property(lambda _: float(next(steps))))
+    monkeypatch.setattr(CostModel, "plain", lambda *_: float(next(steps)))
     with Session(demo, dataclasses.replace(AUTO, ngram=False)) as session:
         engine_of(session).drafting.depths = Scripted(0)
         t = session.generate(text[:40], max_tokens=10, ignore_eos=True).run().telemetry

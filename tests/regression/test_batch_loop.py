@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pyllama_mtp import Answer, Model, scheduler
+from pyllama_mtp.calibration import open_engine
 from pyllama_mtp.drafting.depth import DepthController
 from pyllama_mtp.drafting.ngram import Match, NgramLookup
 from pyllama_mtp.engine import Engine
@@ -38,7 +39,7 @@ class Served:
         depth, options = HOW[how]
         chosen = replace(settings(0, **{"n_ubatch": 32, **options, **sizes}), draft_n_max=depth)
         self.model = model
-        self.engine = Engine(model, resolve(chosen, model, n_sequences))
+        self.engine = open_engine(model, resolve(chosen, model, n_sequences))
         self.total = BatchTelemetry()
         self.loop = Scheduler(self.engine, self.total, take_turns=True)
 

@@ -149,7 +149,7 @@ def test_heads_that_do_not_fit_change_nothing(demo: Model, part: str | None) -> 
         for name, wrong in WRONG.items():
             data = wrong["data"](rows.data) if "data" in wrong else rows.data
             with refused:
-                found = HeadRows(wrong.get("type", rows.type), data, rows.name)
+                found = HeadRows(wrong.get("type", rows.type), data)
                 set_draft_head(draft, found, np.array(wrong.get("ids", [5, 7, 9])))
             assert draft.draft_ids is ids and draft.memory() == memory, name
         assert logits_of(draft).tobytes() == before.tobytes()

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model
-from pyllama_mtp.drafting.head import HeadRows, draft_head, replace_draft_rows, set_draft_head
+from pyllama_mtp.drafting.head import (
+    HeadRows,
+    draft_head,
+    replace_draft_rows,
+    set_draft_head,
+    use_trimmed_head,
+)
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
@@ -158,7 +164,7 @@ def test_rows_that_do_not_fit_change_nothing(demo: Model) -> None:
             data = wrong["data"](rows.data) if "data" in wrong else rows.data
             slots, ids = np.array(wrong.get("slots", [3, 4])), np.array(wrong.get("ids", [5, 9]))
             with pytest.raises(UsageError, match=r"no row is replaced: |3 slots for 2 tokens"):
-                replace_draft_rows(draft, slots, ids, HeadRows(rows.type, data, rows.name))
+                replace_draft_rows(draft, slots, ids, HeadRows(rows.type, data))
             assert draft.draft_ids is not None and draft.draft_ids.tolist() == IDS.tolist(), name
         assert logits_of(draft).tobytes() == before.tobytes()
 
@@ -167,14 +173,13 @@ def test_a_head_that_was_not_set(demo: Model, demo_file: Path, tmp_path: Path) -
     """The trimmed head of a file belongs to the model: its rows cannot be replaced either."""
     file = write_trimmed(demo_file, tmp_path / "trimmed.gguf", IDS, IDS)
     with Model(file) as model, context(demo) as whole, context(model) as trimmed:
-        set_draft_head(trimmed, None, IDS)
+        use_trimmed_head(trimmed)
         for draft in (whole, trimmed):
             before = logits_of(draft)
             with pytest.raises(UsageError, match="no row is replaced"):
                 replace(draft)
             assert logits_of(draft).tobytes() == before.tobytes()
-        head = draft_head(model.info, "auto")
-        assert head and head.ranked is None
+        assert draft_head(model.info, "auto") is None
 
 
 # -- generations -----------------------------------------------------------------------------------

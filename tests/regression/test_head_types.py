@@ -86,9 +86,8 @@ def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -
     with context(demo) as draft:
         set_draft_head(draft, rows, head.ids)
         found = logits_of(draft)
-        exact = drafthead.HeadRows(
-            0, dequantize(rows.data, GGMLQuantizationType.Q8_0).view(np.uint8), "dequantized"
-        )
+        values = dequantize(rows.data, GGMLQuantizationType.Q8_0)
+        exact = drafthead.HeadRows(0, values.view(np.uint8))
         set_draft_head(draft, exact, head.ids)
         wanted = logits_of(draft)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=0.02 * np.abs(wanted).max())
@@ -106,9 +105,7 @@ def test_a_trimmed_head_of_a_file(demo_file: Path, tmp_path: Path) -> None:
     """Is used as it is; rows of the model's own head can be of another type."""
     ids = np.arange(0, 2048, 3, dtype=np.int32)
     info = read_gguf(write_trimmed(demo_file, tmp_path / "trimmed.gguf", ids, ids))
-    with pytest.raises(UsageError, match=r"trimmed MTP head .* is used as it is"):
+    with pytest.raises(UsageError, match=r"MTP head of .* is used as it is"):
         draft_head(info, "auto", "q4_0")
     head = draft_head(info, 300, "q4_0")
-    rows = head.rows() if head else None
-    assert rows and rows.type == GGMLQuantizationType.Q4_0
-    assert rows.name == "token_embd.weight"
+    assert head and head.rows().type == GGMLQuantizationType.Q4_0

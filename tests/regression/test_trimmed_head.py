@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
-from pyllama_mtp.drafting.head import draft_head, set_draft_head
+from pyllama_mtp.drafting.head import draft_head, use_trimmed_head
 from pyllama_mtp.drafting.vocabulary import save
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
-from pyllama_mtp.models.ggufinfo import read_gguf, trimmed_head_ids
+from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.models.tokenizer import read_tokenizer
@@ -40,7 +40,7 @@ from .draftheads import (
     tokens_of,
     unset_head,
 )
-from .support import computed_by, made_up, scaled, settings
+from .support import computed_by, draft_ids, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import every
 
@@ -120,9 +120,8 @@ def test_the_same_as_a_head_that_is_set_head(
         context(part) as found,
     ):
         set_head(wanted, ids)
-        set_draft_head(found, None, ids[order])
-        assert found.draft_ids is not None
-        assert found.draft_ids.tolist() == trimmed_head_ids(part.info).tolist()
+        use_trimmed_head(found)
+        assert found.draft_ids is not None and found.draft_ids.tolist() == ids[order].tolist()
         logits = logits_of(wanted)[:, order]
         assert logits_of(found).tobytes() == np.ascontiguousarray(logits).tobytes()
         best = tokens_of(wanted, True)
@@ -156,7 +155,7 @@ def test_one_head_after_another(trimmed: Model, demo: Model, ids: Ints) -> None:
             set_head(found, others)
             assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
             set_head(wanted, ids)
-            set_draft_head(found, None, ids)
+            use_trimmed_head(found)
             assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
         unset_head(found)
         assert logits_of(found).tobytes() == at_first.tobytes()
@@ -169,7 +168,7 @@ def test_nothing_is_copied(trimmed: Model, demo: Model, ids: Ints) -> None:
         before = found.memory()
         grown = before["model"] - whole.memory()["model"]
         assert rows + (8 + 4) * len(ids) <= grown <= rows + 12 * len(ids) + 4096
-        set_draft_head(found, None, ids)
+        use_trimmed_head(found)
         assert found.memory()["context"] == before["context"] == whole.memory()["context"]
 
 
@@ -206,6 +205,8 @@ def test_the_same_drafts(
     assert len(wanted[1]) > 20
     assert drafting(trimmed, prompts, seen, **options) == wanted
     if not options:
+        with Session(trimmed, settings(3)) as session:
+            assert draft_ids(session).tolist() == ids.tolist(), "by the library, without a copy"
         plain, none = drafting(demo, prompts, seen, depth=0)
         assert wanted[0] == plain and not none
         order = np.random.default_rng(4).permutation(len(ids))
@@ -220,7 +221,9 @@ def test_other_tokens_than_the_files(
     wanted = drafting(demo, prompts[:3], seen, draft_vocab=512)
     assert drafting(trimmed, prompts[:3], seen, draft_vocab=512) == wanted
     for every_token in ("full", 4096):
-        with pytest.raises(UsageError, match=r"\d+ of 2048 tokens; use 'auto'"):
+        with pytest.raises(
+            UsageError, match=r"\d+ of 2048 tokens and is used as it is; use 'auto'"
+        ):
             Session(trimmed, settings(3, draft_vocab=every_token))
 
 
@@ -234,15 +237,13 @@ def test_without_the_head(demo: Model, trimmed: Model, prompts: list[list[int]])
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def test_where_there_is_no_trimmed_head(demo: Model, trimmed: Model, ids: Ints) -> None:
+def test_where_there_is_no_trimmed_head(demo: Model, trimmed: Model) -> None:
     """A whole one, and a target that does not draft."""
     with context(demo) as whole, context_of(trimmed, with_mtp=False) as target:
         for found in (whole, target):
             with pytest.raises(UsageError, match=r"not possible here: .*of a file that has"):
-                set_draft_head(found, None, ids)
+                use_trimmed_head(found)
             assert found.draft_ids is None
-    with context(trimmed) as found, pytest.raises(UsageError, match="other tokens"):
-        set_draft_head(found, None, ids[::-1])
 
 
 BYPASS = """

@@ -111,7 +111,7 @@ def test_either_sync_gives_what_upstream_gives(
 #: part of the vocabulary, and with its head in another file.
 LACKING = """
 from pyllama_mtp.errors import PyllamaMtpError
-from pyllama_mtp.drafting.head import HeadFile, set_draft_head
+from pyllama_mtp.drafting.head import DraftHead, set_draft_head
 from pyllama_mtp.llama.drafts import compute_drafts, reserve_rounds
 
 demo, moe, trimmed, apart = sys.argv[1:5]
@@ -139,7 +139,7 @@ with Model(demo) as model:
             block.clear()
             block.decode(one + 7, 0, ones, np.ones((1, model.n_embd), np.float32))
             logits.append(block.logits(0).tobytes())
-            refused("head", lambda: set_draft_head(block, HeadFile(model.info).rows(ids), ids))
+            refused("head", lambda: set_draft_head(block, DraftHead(model.info).rows(ids), ids))
     said["same logits"] = logits[0] == logits[1]
     refused("vocabulary", lambda: Session(model, Settings(n_ctx=64, draft_vocab=300)))
     with Session(model, Settings(draft_n_max=0, **SMALL)) as session:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.drafting.head import set_draft_head
+from pyllama_mtp.drafting.head import set_draft_head, use_trimmed_head
 from pyllama_mtp.llama import rpc
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.models.synth import write_synthetic
@@ -115,9 +115,10 @@ def test_it_stays_there(
         if vocabulary == "file":
             ids = np.arange(0, model.n_vocab, 2, dtype=np.int32)
         with context(model) as found:
-            if ids is not None:
-                rows = None if vocabulary == "file" else head_rows(model.info, ids)
-                set_draft_head(found, rows, ids)
+            if vocabulary == "file":
+                use_trimmed_head(found)
+            elif ids is not None:
+                set_draft_head(found, head_rows(model.info, ids), ids)
             found.decode_batch(prompt)
             (few, short), (tokens, long) = (chain(found, line, n) for n in (SHORT, LONG))
         with TwoContexts(model) as wanted:

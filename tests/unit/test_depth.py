@@ -23,11 +23,10 @@ from pyllama_mtp.drafting.depth import (
     DepthController,
     best_depth,
     break_even,
-    expected_tokens,
-    guessed_costs,
     round_time,
     speed,
     times_by_depth,
+    tokens_by_depth,
 )
 from pyllama_mtp.errors import UsageError
 
@@ -99,7 +98,7 @@ def share(costs: Costs, rates: Rates, n_tokens: int) -> float:
         for depth in range(LIMIT + 1)
     )
     ours = sum(
-        generate(DepthController(LIMIT, nearly(costs, seed)), costs, rates, n_tokens, seed)
+        generate(DepthController(nearly(costs, seed)), costs, rates, n_tokens, seed)
         for seed in seeds
     )
     return min(fixed) / ours
@@ -136,7 +135,7 @@ def test_a_memory_that_was_faster_when_costs_were_measured() -> None:
         def total(chooser: int | None, rates: tuple[float, ...] = rates) -> float:
             found = 0.0
             for seed in range(12):
-                depths = DepthController(LIMIT, {1: measured}) if chooser is None else chooser
+                depths = DepthController({1: measured}) if chooser is None else chooser
                 found += generate(depths, true, lambda _: rates, 448, seed)
             return found
 
@@ -181,7 +180,7 @@ def test_recorded_rounds_of_a_gpu(
             generate(one, true, lambda _: rates, 192, seed + at) for at, one in enumerate(depths)
         )
 
-    ours = [DepthController(LIMIT, nearly(seemed, seed)) for seed in seeds]
+    ours = [DepthController(nearly(seemed, seed)) for seed in seeds]
     for least, seed in ((0.94, 0), (0.96, 100)):
         fixed = [total([depth] * len(seeds), seed) for depth in range(LIMIT + 1)]
         took = total(ours, seed)
@@ -198,7 +197,7 @@ def one_round(controller: DepthController, costs: Costs, held: float = 1.0, n: i
 
 @pytest.mark.parametrize("name", TABLES)
 def test_trying_drafts_where_none_hold_costs_a_percent(name: str) -> None:
-    controller = DepthController(LIMIT, {1: TABLES[name]})
+    controller = DepthController({1: TABLES[name]})
     for _ in range(100):
         one_round(controller, TABLES[name], 0.0)
     depths = [one_round(controller, TABLES[name], 0.0) for _ in range(2000)]
@@ -208,7 +207,7 @@ def test_trying_drafts_where_none_hold_costs_a_percent(name: str) -> None:
 
 def test_drafts_that_hold_again_are_noticed() -> None:
     costs = TABLES["cpu"]
-    controller = DepthController(LIMIT, {1: costs})
+    controller = DepthController({1: costs})
     for _ in range(300):
         one_round(controller, costs, 0.0)
     assert controller.depth() == 0
@@ -218,16 +217,16 @@ def test_drafts_that_hold_again_are_noticed() -> None:
 
 
 def test_no_more_than_can_be_used() -> None:
-    controller = DepthController(LIMIT, {1: TABLES["gpu"]})
+    controller = DepthController({1: TABLES["gpu"]})
     assert [controller.choose(most) for most in (2, 0, -1)] == [2, 0, 0]
     assert controller.choose() > 2
-    assert DepthController(0, {1: guessed_costs(0)}).choose() == 0
+    assert DepthController({1: Costs((0.0, 1.0), (0.0,))}).choose() == 0
 
 
 def test_drafting_that_stops_by_itself_is_reckoned_with() -> None:
     """p_min ends every round at its first draft: drafting more costs a draft each time."""
     costs = TABLES["full vocabulary"]
-    controller = DepthController(LIMIT, {1: costs})
+    controller = DepthController({1: costs})
     assert controller.choose() > 0
     for _ in range(100):
         asked = controller.choose()
@@ -238,13 +237,13 @@ def test_drafting_that_stops_by_itself_is_reckoned_with() -> None:
 def test_each_number_of_sequences_has_costs_of_its_own() -> None:
     """Rows that are free for one sequence are not for sixteen; those between are interpolated."""
     costs = {1: TABLES["gpu"], 4: TABLES["cpu"], 16: TABLES["hopeless"]}
-    controller = DepthController(LIMIT, costs)
+    controller = DepthController(costs)
     for i in range(50):
         controller.choose()
         controller.update(6, [(6, (6, 1, 3, 2)[i % 4])], 1.56)
     depths = [controller.depth(n) for n in (1, 2, 4, 8, 16)]
     assert depths == sorted(depths, reverse=True) and depths[0] > depths[-1] == 0
-    between = CostModel(LIMIT, costs).costs(2).verify[3]
+    between = CostModel(costs).costs(2).verify[3]
     assert between == pytest.approx(1.05 + (1.75 - 1.05) / 3)
     assert not controller.why_fewer(1)
     assert re.fullmatch("4 sequences: [12] of [34] drafts pay here", controller.why_fewer(4))
@@ -255,7 +254,7 @@ def test_outcomes_of_all_sequences_count() -> None:
     """Drafting pays where three of four sequences have drafts that hold, not where one has."""
     depths, costs = [], TABLES["cpu"]
     for n_good in (3, 1):
-        controller = DepthController(LIMIT, {4: costs})
+        controller = DepthController({4: costs})
         for _ in range(200):
             depth = controller.choose(n_sequences=4)
             outcomes = [(depth, depth if i < n_good else 0) for i in range(4)]
@@ -287,7 +286,7 @@ def test_rates_go_to_what_was_seen_and_older_outcomes_fade() -> None:
 
 def test_a_machine_that_slows_down_slows_all_depths() -> None:
     costs = TABLES["experts"]
-    model = CostModel(LIMIT, {1: costs})
+    model = CostModel({1: costs})
     for i in range(100):
         model.update(3, 3, (2.0 if i > 40 else 1.0) * round_time(costs, 3))
     factors = model.factors()
@@ -300,7 +299,7 @@ def test_a_wrong_cost_is_corrected_and_learned() -> None:
     more than the calibration's; that the machine is slower now is no cost of a depth."""
     true = TABLES["cpu"]
     wrong = Costs((*true.verify[:3], 1.8 * true.verify[3], *true.verify[4:]), true.draft)
-    model = CostModel(LIMIT, {1: wrong})
+    model = CostModel({1: wrong})
     assert not model.learned()
     for _ in range(60):
         for depth in (0, 2, 3):
@@ -314,16 +313,11 @@ def test_a_wrong_cost_is_corrected_and_learned() -> None:
 
 def test_a_stall_teaches_little() -> None:
     costs = TABLES["cpu"]
-    model = CostModel(LIMIT, {1: costs})
+    model = CostModel({1: costs})
     for i in range(200):
         model.update(2, 2, round_time(costs, 2) * (50.0 if i % 40 == 39 else 1.0))
     factors = model.factors()
     assert factors[2] < 1.05 * factors[0]
-
-
-def test_nothing_measured_is_no_figure() -> None:
-    assert DepthController(LIMIT).plain_s is None
-    assert DepthController(LIMIT, {1: TABLES["cpu"]}).plain_s == pytest.approx(1.0)
 
 
 # -- what a round costs and brings: exact values --------------------------------------------------
@@ -337,14 +331,13 @@ IN_SECONDS = Costs(tuple(0.02 * v for v in COSTS.verify), tuple(0.02 * d for d i
     ("verify", "draft"),
     [
         ((0.0, 1.0), (0.0, 0.1)),  # no verification of the draft
-        ((0.0, 1.0, 1.5), (0.0,)),
         ((0.0,), ()),
         ((1.0, 1.5), (0.0,)),  # the index is the number of rows
         ((0.0, 1.0, 1.5), (0.1, 0.2)),
         ((0.0, 1.0, -1.5), (0.0, 0.1)),
         ((0.0, 1.0, 1.5), (0.0, 0.0)),
-        ((0.0, 1.0, float("inf")), (0.0, 0.1)),
-        ((0.0, 1.0, float("nan")), (0.0, 0.1)),
+        ((0.0, 1.0, math.inf), (0.0, 0.1)),
+        ((0.0, 1.0, math.nan), (0.0, 0.1)),
     ],
 )
 def test_bad_costs_are_refused(verify: tuple[float, ...], draft: tuple[float, ...]) -> None:
@@ -352,31 +345,13 @@ def test_bad_costs_are_refused(verify: tuple[float, ...], draft: tuple[float, ..
         Costs(verify, draft)
 
 
-@pytest.mark.parametrize(
-    ("acceptance", "depth", "tokens"),
-    [
-        ((), 0, 1.0),
-        ((0.5, 0.5), 0, 1.0),
-        ((0.5, 0.5), 1, 1.5),
-        ((0.5, 0.5), 2, 1.75),
-        ((0.9, 0.8, 0.6, 0.3), 3, 1 + 0.9 + 0.72 + 0.432),
-        ((1.0, 1.0, 1.0), 3, 4.0),
-        ((0.0, 1.0, 1.0), 3, 1.0),
-        *(  # the paper's equation 1
-            ((rate,) * 6, n, (1 - rate ** (n + 1)) / (1 - rate))
-            for rate in (0.1, 0.95)
-            for n in (1, 6)
-        ),
-    ],
-)
-def test_expected_tokens(acceptance: tuple[float, ...], depth: int, tokens: float) -> None:
-    assert expected_tokens(acceptance, depth) == pytest.approx(tokens, abs=1e-12)
-
-
-@pytest.mark.parametrize("depth", [3, -1])
-def test_a_depth_without_rates_is_refused(depth: int) -> None:
-    with pytest.raises(UsageError, match=f"depth is {depth}"):
-        expected_tokens((0.5, 0.5), depth)
+def test_tokens_by_depth() -> None:
+    assert tokens_by_depth(()) == [1.0]
+    found = tokens_by_depth((0.9, 0.8, 0.6, 0.3))
+    assert found == pytest.approx([1.0, 1.9, 2.62, 3.052, 3.1816])
+    for rate in (0.0, 0.1, 0.95):  # the paper's equation 1
+        wanted = [(1 - rate ** (n + 1)) / (1 - rate) for n in range(7)]
+        assert tokens_by_depth((rate,) * 6) == pytest.approx(wanted)
 
 
 def test_times_of_rounds() -> None:
@@ -393,31 +368,28 @@ def test_speed() -> None:
     assert speed(IN_SECONDS, (0.8, 0.8, 0.8), 2) == pytest.approx(2.44 / (0.02 * 2.01))
 
 
-@pytest.mark.parametrize(("rate", "depth"), [(0.1, 0), (0.6, 0), (0.7, 2), (0.9, 3), (1.0, 3)])
-def test_best_depth(rate: float, depth: int) -> None:
-    assert best_depth(COSTS, [rate] * 3) == best_depth(IN_SECONDS, [rate] * 3) == depth
+@pytest.mark.parametrize(
+    ("rates", "depth"),
+    [
+        *(((rate,) * 3, depth) for rate, depth in ((0.1, 0), (0.6, 0), (0.7, 2), (1.0, 3))),
+        ((0.9,), 1),  # no more than there are rates
+        ((), 0),
+        ((0.9,) * 9, 3),  # nor than there are costs
+        ((0.9, 0.9, 0.0), 2),
+    ],
+)
+def test_best_depth(rates: Sequence[float], depth: int) -> None:
+    assert best_depth(COSTS, rates) == best_depth(IN_SECONDS, rates) == depth
+    assert best_depth(Costs((0.0, 1.0, 1.0), (0.0, 0.5)), [0.5]) == 0, "the shallowest of equals"
 
 
-def test_best_depth_with_costs_and_rates() -> None:
-    assert best_depth(COSTS, [0.9]) == 1
-    assert best_depth(COSTS, []) == 0
-    assert best_depth(COSTS, [0.9] * 9) == 3
-    assert best_depth(COSTS, [0.9, 0.9, 0.0]) == 2
-
-
-def test_the_shallowest_of_equals_is_best() -> None:
-    assert best_depth(Costs((0.0, 1.0, 1.0), (0.0, 0.5)), [0.5]) == 0
-
-
-def test_speed_at_break_even_is_that_of_plain_decoding() -> None:
+def test_break_even() -> None:
+    """There a depth is as fast as plain decoding."""
     for depth in (1, 2, 3):
         rate = break_even(COSTS, depth)
         assert rate is not None
         assert speed(COSTS, [rate] * depth, depth) == pytest.approx(1.0)
         assert break_even(IN_SECONDS, depth) == pytest.approx(rate)
-
-
-def test_break_even_at_the_ends() -> None:
     assert break_even(COSTS, 0) == 0.0
     assert break_even(Costs((0.0, 1.0, 0.7), (0.0, 0.3)), 1) == 0.0
     assert break_even(Costs((0.0, 1.0, 1.5), (0.0, 0.5)), 1) == pytest.approx(1.0)

@@ -1,12 +1,15 @@
-"""Drafts before they are verified: what a grammar leaves of them."""
+"""Drafts before they are verified: what p_min and a grammar leave of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pyllama_mtp.drafting import drafter
 from pyllama_mtp.drafting.choice import cut
+from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.request import Request
 from pyllama_mtp.sampling.acceptance import point
 from pyllama_mtp.sampling.sampler import Sampler
@@ -66,3 +69,18 @@ def test_a_grammar_that_was_asked_is_not_asked_again() -> None:
 def test_without_a_grammar_drafts_stay() -> None:
     made = drafts(drawn=True)
     assert cut(sequence(0, constrained=False), made) is made
+
+
+def test_drafting_stops_when_each_sequence_has_had_an_improbable_draft(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sure, unsure = [9.0, 0.0], [0.0, 0.0]
+    logits = np.array([[sure, sure], [unsure, sure], [sure, unsure], [sure, sure]])
+    monkeypatch.setattr(drafter, "compute_drafts", lambda *_: np.arange(8).reshape(4, 2))
+    monkeypatch.setattr(drafter, "draft_logits", lambda _: logits)
+    head = HeadDrafter.__new__(HeadDrafter)
+    head.context = like(drafter.Context)
+    sequences = [like(Sequence, newest=7, id=i, draws=False) for i in range(2)]
+    for p_min, n in ((0.4, 4), (0.6, 2), (1.0, 0)):
+        wanted = np.arange(2 * n).reshape(n, 2).T.tolist()
+        assert [one.tokens for one in head.draft(sequences, 4, p_min)] == wanted, p_min

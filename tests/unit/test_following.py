@@ -12,7 +12,6 @@ from pyllama_mtp.drafting import head as drafthead
 from pyllama_mtp.drafting.head import (
     DraftHead,
     Following,
-    HeadFile,
     follows,
     replace_draft_rows,
 )
@@ -49,9 +48,9 @@ class Both:
 
     def __init__(self) -> None:
         ids = np.sort(RANKED)
-        file = like(HeadFile, rows=lambda ids: ids)
+        head = like(DraftHead, ids=ids, ranked=RANKED, rows=lambda ids: ids)
         self.context = FakeContext(ids)
-        self.following = Following(self.context, DraftHead(ids, file, RANKED))  # type: ignore[arg-type]
+        self.following = Following(self.context, head)  # type: ignore[arg-type]
         self.telemetry = Telemetry()
 
     def see(self, *tokens: int, prompt: bool = False) -> list[int]:
@@ -131,18 +130,15 @@ def test_what_is_counted(both: Both) -> None:
     assert found["seconds"] > 0
 
 
-HEAD = DraftHead(RANKED, None, RANKED)
-
-
 @pytest.mark.parametrize(
-    ("options", "head", "wanted"),
+    ("options", "ranked", "wanted"),
     [
-        ({}, HEAD, True),
-        ({"draft_follow": False}, HEAD, False),
-        ({"draft_sampling": True}, HEAD, False),
-        ({"draft_n_max": 1, "synthetic_acceptance": (0.5,)}, HEAD, False),
-        ({}, DraftHead(RANKED), False),
+        ({}, RANKED, True),
+        ({"draft_follow": False}, RANKED, False),
+        ({"draft_sampling": True}, RANKED, False),
+        ({"draft_n_max": 1, "synthetic_acceptance": (0.5,)}, RANKED, False),
+        ({}, None, False),
     ],
 )
-def test_when_it_follows(options: dict[str, Any], head: DraftHead, wanted: bool) -> None:
-    assert follows(Settings(**options), head) is wanted
+def test_when_it_follows(options: dict[str, Any], ranked: Any, wanted: bool) -> None:
+    assert follows(Settings(**options), like(DraftHead, ranked=ranked)) is wanted

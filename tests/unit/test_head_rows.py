@@ -30,7 +30,7 @@ def rows_by_gguf(path: Path, name: str) -> tuple[int, np.ndarray[Any, Any]]:
 
 def assert_rows(found: HeadRows, path: Path, name: str, ids: Any) -> None:
     number, rows = rows_by_gguf(path, name)
-    assert (found.name, found.type) == (name, number)
+    assert found.type == number
     assert found.data.dtype == np.uint8 and found.data.flags.c_contiguous
     assert type(found.data) is np.ndarray and found.data.base is None, "a copy: the file is closed"
     assert np.array_equal(found.data, rows[ids])
@@ -68,7 +68,7 @@ def test_the_block_has_a_head_of_its_own(tmp_path: Path, kind: str) -> None:
     path = write_bare(tmp_path / "m.gguf", ["a"], [1], ["a b"], {**tensors, own: (data, quant)})
     ids = np.array([0, 17, 39], np.int32)
     found = head_rows(path, ids)
-    assert (found.name, found.type) == (own, int(quant))
+    assert found.type == int(quant)
     assert np.array_equal(found.data, data[ids])
 
 
@@ -97,7 +97,7 @@ def test_a_file_that_became_shorter_or_went_away(tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
     info = read_gguf(path)
     os.truncate(path, 1000)
-    with pytest.raises(ModelFileError, match="has become shorter"):
+    with pytest.raises(ModelFileError, match="it has become shorter"):
         head_rows(info, IDS)
     path.unlink()
     with pytest.raises(ModelFileError, match=r"cannot read .*No such file"):

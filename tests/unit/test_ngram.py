@@ -143,7 +143,7 @@ COSTS = Costs((0.0, 1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (0.0, 0.2, 0.4, 0.6, 0.8
 
 
 def test_worth_it_where_it_beats_the_depth_in_use() -> None:
-    controller = DepthController(LIMIT, {1: COSTS})
+    controller = DepthController({1: COSTS})
     assert controller.lookup_depth([0.99] * LIMIT, LIMIT) == LIMIT
     assert controller.lookup_depth([0.99] * LIMIT, 2) == 2
     assert controller.lookup_depth([0.99] * LIMIT, 0) == 0
@@ -156,7 +156,7 @@ def test_worth_it_where_it_beats_the_depth_in_use() -> None:
 def test_not_where_the_head_is_faster() -> None:
     """Drafts that hold nine times in ten, against a head that is free and always right."""
     free = Costs(COSTS.verify, (0.0, *[1e-6] * LIMIT))
-    controller = DepthController(LIMIT, {1: free})
+    controller = DepthController({1: free})
     for _ in range(40):
         depth = controller.choose()
         controller.update(depth, [(depth, depth)], free.verify[depth + 1])
@@ -165,7 +165,7 @@ def test_not_where_the_head_is_faster() -> None:
 
 
 def test_behind_drafts_of_the_head_where_further_rows_pay() -> None:
-    controller = DepthController(LIMIT, {1: COSTS})
+    controller = DepthController({1: COSTS})
     assert controller.lookup_depth([0.99] * LIMIT, LIMIT, 2) == LIMIT - 2
     assert controller.lookup_depth([0.99] * LIMIT, 3, 2) == 1
     assert controller.lookup_depth([0.99] * LIMIT, 2, 2) == 0
@@ -177,6 +177,16 @@ def test_behind_drafts_of_the_head_where_further_rows_pay() -> None:
 
 
 def test_without_a_head_plain_decoding_is_what_to_beat() -> None:
-    controller = DepthController(LIMIT, {1: COSTS}, has_head=False)
+    controller = DepthController({1: COSTS}, has_head=False)
     assert controller.lookup_depth([0.25] * LIMIT, LIMIT) > 0
     assert controller.lookup_depth([0.05] * LIMIT, LIMIT) == 0
+
+
+def test_rounds_of_n_grams_teach_costs_and_nothing_of_the_head() -> None:
+    controller = DepthController({1: COSTS})
+    depth, asked = controller.depth(), controller.choose()
+    for factor in (1.0, 1.5):
+        for _ in range(50):
+            controller.update(3, [(0, 0)], factor * COSTS.verify[4], n_behind=3)
+        assert controller.costs.factors()[3] == pytest.approx(factor, rel=0.05)
+        assert asked and (factor > 1.0 or controller.depth() == depth > 0)
