@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import file_name, flag, instance, token_ids
+from ..arguments import file_name, flag, instance, token_ids, utf8
 from ..errors import (
     ContextClosedError,
     InsufficientMemoryError,
@@ -358,10 +358,7 @@ class Model(Owned, OfThisProcess):
         """
         self.handle  # noqa: B018 - raises when closed
         instance("text", text, str, "text (str)")
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as reason:
-            raise UsageError(f"the text is not valid Unicode: {reason}") from None
+        data = utf8("the text", text)
         message = self._ffi.new("char[256]")
         capacity = len(data) + 8
         while True:

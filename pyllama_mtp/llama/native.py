@@ -366,7 +366,7 @@ def decode_error(code: int, message: str) -> PyllamaMtpError:
     why = f": {message}" if message else ""
     if code == 1:
         return NoKVSlotError(
-            f"no room in the KV cache{why}. Use a longer n_ctx or a shorter prompt.", code
+            f"no room in the KV cache{why}. Use a longer n_ctx (--n-ctx) or a shorter prompt.", code
         )
     if code == 2:
         return DecodeAborted("the computation was interrupted", code)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import file_name, whole
+from ..arguments import file_name, utf8, whole
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
 from ..images import IMAGE_MARKER as IMAGE_MARKER
 from ..images import ImageSource, Pixels, pixels_of
@@ -249,10 +249,7 @@ class Vision(Owned):
             raise UsageError(f"images is {type(images).__name__}; give a list of images")
         if not isinstance(text, str):
             raise UsageError("images go with text, in which a marker stands for each of them")
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as reason:
-            raise UsageError(f"the text is not valid Unicode: {reason}") from None
+        data = utf8("the text", text)
         if text.count(IMAGE_MARKER) != len(images):
             raise UsageError(
                 f"the text has {text.count(IMAGE_MARKER)} markers {IMAGE_MARKER} for "

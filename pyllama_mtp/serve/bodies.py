@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
@@ -20,9 +20,8 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from pyllama_mtp.arguments import require
+from pyllama_mtp.arguments import nearest, require
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.grammar import Grammar
 from pyllama_mtp.llama.vision import IMAGE_MARKER
@@ -109,6 +108,12 @@ def unsupported(name: str) -> ApiError:
     )
 
 
+def unsupported_content(kind: object, param: str) -> ApiError:
+    """400: a part of a message that the server cannot read."""
+    why = f"content of type {kind!r} is not supported: this server reads text and images"
+    return bad_request(why, param, "unsupported_content")
+
+
 def busy(why: str) -> ApiError:
     """503: the server has too much to do."""
     return ApiError(503, why, code="queue_full", headers={"Retry-After": "2"})
@@ -138,30 +143,9 @@ MaxTokens = Annotated[int, AfterValidator(_some_or_all)]
 
 
 class Strict(BaseModel):
-    """A part of a request that refuses unknown parameters: the first, before all others are looked
-    at."""
+    """A part of a request that refuses unknown parameters."""
 
     model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _knows(cls, given: Any) -> Any:
-        known = cls.names()
-        for name in given if isinstance(given, dict) else ():
-            if name not in known:
-                raise PydanticCustomError("unknown", "{name}", {"name": name})
-        return given
-
-    @classmethod
-    @cache  # it is asked for every message, and every part of one
-    def names(cls) -> set[str]:
-        """All names of the parameters."""
-        names = set[str]()
-        for name, field in cls.model_fields.items():
-            alias = field.validation_alias or field.alias or name
-            choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-            names.update(str(choice) for choice in choices)
-        return names
 
 
 class StreamOptions(Strict):
@@ -346,13 +330,14 @@ class ImagePart(Strict):
         return self.image_url if isinstance(self.image_url, str) else self.image_url.url
 
 
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class Message(Strict):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        str | Annotated[list[TextPart | ImagePart], Field(fail_fast=True, max_length=limits.PARTS)]
-    ) = ""
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=limits.PARTS)] = ""
     name: str | None = None
     tool_calls: Objects | None = None
     tool_call_id: str | None = None
@@ -386,6 +371,9 @@ class Message(Strict):
         return found | {key: value for key, value in more.items() if value is not None}
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=limits.MESSAGES)]
+
+
 class ChatBody(Body):
     """Parameters of /v1/chat/completions.
 
@@ -394,7 +382,7 @@ class ChatBody(Body):
     the model goes on with the last message, its own (`add_generation_prompt` is then false).
     """
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[Messages, Field(min_length=1)]
     tools: Objects = Field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -422,7 +410,7 @@ class TokenizeBody(Strict):
 
     model: str | None = None
     content: Annotated[str | None, Field(validation_alias=AliasChoices("content", "prompt"))] = None
-    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
+    messages: Messages | None = None
     add_special: Annotated[
         bool, Field(validation_alias=AliasChoices("add_special", "add_special_tokens"))
     ] = False
@@ -453,10 +441,7 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
             raise unsupported(name)
     _check_parameters(given)
     if isinstance(given.get("messages"), list):
-        if len(given["messages"]) > limits.MESSAGES:
-            raise bad_request(f"a chat has at most {limits.MESSAGES} messages", "messages")
         given["messages"] = [_without_nothing(message) for message in given["messages"]]
-        _refuse_media(given["messages"])
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
@@ -529,20 +514,6 @@ def _without_nothing(message: Any) -> Any:
     return {key: value for key, value in message.items() if value not in (None, [])}
 
 
-def _refuse_media(messages: list[Any]) -> None:
-    """Refuse content other than text and images, by its type."""
-    for number, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind not in ("text", "image_url"):
-                raise bad_request(
-                    f"content of type {kind!r} is not supported: this server reads text and images",
-                    f"messages.{number}.content",
-                    "unsupported_content",
-                )
-
-
 def _check_chat(body: ChatBody) -> None:
     if sum(len(message.images) for message in body.messages) > limits.IMAGES:
         raise bad_request(f"a request has at most {limits.IMAGES} images", "messages")
@@ -569,19 +540,26 @@ def _shorten(value: Any) -> str:
 
 
 def _explained(error: ValidationError) -> ApiError:
-    """The error response for the first thing that is wrong."""
+    """The error response for an unknown parameter, or else for the first thing that is wrong."""
     found = error.errors(include_url=False)
-    first = max(found, key=lambda one: len(one["loc"]))  # of a union, the closest alternative
-    words = [str(word) for word in first["loc"]]
-    if first["type"] == "unknown":
-        return unsupported(".".join([*words, first["ctx"]["name"]]))
-    # The path also names alternatives of a union; only the parameter is told.
-    name = words[0] if words else None
+    # Of a union, the closest alternative.
+    first = max(found, key=lambda one: (one["type"] == "extra_forbidden", len(one["loc"])))
+    *outer, last = map(str, first["loc"] or [""])
+    words = [*(word for word in outer if "[" not in word), last]  # without alternatives of unions
+    if first["type"] == "extra_forbidden":
+        return unsupported(".".join(words))
+    if first["type"] == "union_tag_invalid":
+        return unsupported_content(first["ctx"]["tag"], ".".join(words[:-1]))
+    name = words[0] or None
     where = ".".join(words) if name == "messages" else name
-    if first["type"] == "missing":
+    if first["type"] in ("missing", "union_tag_not_found"):
+        where = where if first["type"] == "missing" else f"{where}.type"
         return bad_request(f"the parameter {where!r} is required", where, "missing_parameter")
     said = first["msg"].removeprefix("Value error, ")
     if said != first["msg"]:  # of a check of ours
         return bad_request(said, where, "invalid_value")
     given = _shorten(first.get("input"))
-    return bad_request(f"{where} is {given}: {said.lower()}", where, "invalid_value")
+    words = re.findall("'(.*?)'", first.get("ctx", {}).get("expected", ""))  # of a Literal
+    near = nearest(str(first.get("input")), words)
+    hint = f"; did you mean {near!r}?" if near else ""
+    return bad_request(f"{where} is {given}: {said.lower()}{hint}", where, "invalid_value")

@@ -94,8 +94,8 @@ class Reader:
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            why = f"the body is {kind or 'nothing'}; send Content-Type: application/json"
-            raise ApiError(415, why)
+            what = f"the body's Content-Type is {kind!r}" if kind else "there is no Content-Type"
+            raise ApiError(415, f"{what}; send the header Content-Type: application/json")
         data = bytearray()
         try:
             async for part in request.stream():
