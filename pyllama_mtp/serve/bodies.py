@@ -149,7 +149,8 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """Options of a stream; with vLLM's `continuous_usage_stats`, chunks have the usage so far."""
+    """Options of a stream: whether it ends with its usage; and vLLM's, whether each chunk has the
+    usage so far."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -229,7 +230,7 @@ class Body(SamplingBody):
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
     max_tokens: MaxTokens | None = None
     n: Annotated[int, Field(ge=1, le=limits.N)] = 1
     seed: int | None = None
@@ -264,16 +265,6 @@ class Body(SamplingBody):
         names = [one.name for one in fields(Sampling) if one.name not in OTHERS]
         given = {"grammar": self.constraint, **{name: getattr(self, name) for name in names}}
         return {name: value for name, value in given.items() if value is not None}
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def usage_so_far(self) -> bool:
-        """Whether all chunks of a stream have the usage so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class CompletionBody(Body):
@@ -446,7 +437,7 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
         body = kind.model_validate(given)
     except ValidationError as error:
         raise _explained(error) from None
-    if isinstance(body, Body) and body.stream_options and not body.stream:
+    if isinstance(body, Body) and "stream_options" in body.model_fields_set and not body.stream:
         raise bad_request("stream_options needs stream: true", "stream_options")
     if isinstance(body, ChatBody):
         _check_chat(body)
