@@ -156,17 +156,12 @@ def test_all_hosts_and_origins(start: Start) -> None:
     assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
 
 
-def test_a_key_that_latin_1_lacks(start: Start) -> None:
-    server = start(api_key="ключ")
-    for key, status in (("ключ", 200), ("????", 401)):
-        headers = {"Authorization": f"Bearer {key}".encode()}
-        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == status
-
-
-@pytest.mark.parametrize("code", ["utf-8", "latin-1"])
-def test_a_key_of_any_letters(start: Start, code: str) -> None:
-    server = start(api_key="sécret")
-    for key, status in (("sécret", 200), ("secret", 401), ("sécre", 401)):
+@pytest.mark.parametrize(
+    ("right", "code"), [("sécret", "utf-8"), ("sécret", "latin-1"), ("ключ", "utf-8")]
+)
+def test_a_key_of_any_letters(start: Start, right: str, code: str) -> None:
+    server = start(api_key=right)
+    for key, status in ((right, 200), (right[:-1], 401), ("?" * len(right), 401)):
         headers = {"Authorization": f"Bearer {key}".encode(code)}
         for path in ("v1/models", "openapi.json"):
             assert httpx.get(f"{server.url}/{path}", headers=headers).status_code == status
