@@ -287,7 +287,7 @@ class Model(Owned, OfThisProcess):
                 lib.llama_model_free(handle)
             raise
         if not handle:
-            reason = self._library.text(message) or native.take_recent_errors() or "no reason given"
+            reason = native.reason(message)
             if native.short_of_memory(reason):
                 raise InsufficientMemoryError(
                     f"{self.path}: no memory to load it ({reason}); use a smaller or more "

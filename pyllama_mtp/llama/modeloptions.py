@@ -467,7 +467,7 @@ class Adapters:
             arguments = model, os.fsencode(adapter.path), message, len(message)
             handle = library.lib.pyllama_adapter_lora_init(*arguments)
             if not handle:
-                said = library.text(message) or native.take_recent_errors() or "no reason given"
+                said = native.reason(message)
                 raise _bad(adapter.path, f"llama.cpp cannot load it: {said}")
             self._handles.append(handle)
 

@@ -418,14 +418,12 @@ class DetokenizeBody(Strict):
 AnyBody = TypeVar("AnyBody", bound=Strict)
 
 
-def parse(kind: type[AnyBody], data: Any) -> AnyBody:
+def parse(kind: type[AnyBody], data: Mapping[str, Any]) -> AnyBody:
     """The body of a request.
 
     Raises:
         ApiError: 400: a parameter is unknown, not supported, or has a bad value.
     """
-    if not isinstance(data, dict):
-        raise bad_request("the body must be a JSON object")
     given = {key: value for key, value in data.items() if value is not None and key not in ABOUT}
     for name, neutral in UNSUPPORTED.items():
         if name in given and name not in kind.model_fields and given.pop(name) not in neutral:
@@ -452,11 +450,11 @@ def schema(required: str, **types: str) -> dict[str, Any]:
     return {"type": "object", "required": [required], "properties": properties}
 
 
-def without_neutral(asked: Any, neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+def without_neutral(
+    asked: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
     """The parameters of another API that are given, without those whose value changes nothing, of
     these. Raises ApiError: 400: one of these has another value."""
-    if not isinstance(asked, dict):
-        raise bad_request("the body must be a JSON object")
     given = {key: value for key, value in asked.items() if value is not None}
     for name, values in neutral.items():
         if given.pop(name, None) not in (None, *values):

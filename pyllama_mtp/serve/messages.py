@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyllama_mtp.chats.toolcalls import CallPiece
@@ -58,7 +58,7 @@ SCHEMA = schema(
 # -- what a client asks for ------------------------------------------------------------------------
 
 
-def read_messages(asked: Any) -> ChatBody:
+def read_messages(asked: Mapping[str, Any]) -> ChatBody:
     """The chat that a request asks for. Raises ApiError: 400: see :func:`.parse`."""
     given = without_neutral(asked, NEUTRAL)
     for name in IGNORED:

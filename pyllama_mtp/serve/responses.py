@@ -69,7 +69,7 @@ SCHEMA = schema(
 # -- what a client asks for ------------------------------------------------------------------------
 
 
-def read_responses(asked: Any) -> tuple[ChatBody, dict[str, Any]]:
+def read_responses(asked: Mapping[str, Any]) -> tuple[ChatBody, dict[str, Any]]:
     """The chat that a request asks for, and what the response repeats of it. Raises ApiError: 400:
     see :func:`.parse`."""
     given = without_neutral(asked, NEUTRAL)
