@@ -54,11 +54,6 @@ def _names(name: str, value: object) -> tuple[str, ...]:
     return names
 
 
-def _mib(text: str) -> int:
-    """The bytes of so many MiB."""
-    return int(text) << 20
-
-
 def _overrides(name: str, value: object) -> tuple[tuple[str, str], ...]:
     pairs = [*value.items()] if isinstance(value, Mapping) else listed(value)
     allowed = "PATTERN=DEVICE; in Python (pattern, device) pairs of text, or a mapping"
@@ -154,7 +149,10 @@ class ModelOptions:
     cpu_moe: bool = option(False, FLAG, part="big")
     moe_cache_size: int = option(
         0,
-        replace(wholes(0, _MOST_BYTES, "0 (no cache) or a number of bytes"), read=_mib),
+        replace(
+            wholes(0, _MOST_BYTES, "0 (no cache) or a number of bytes"),
+            read=lambda mib: int(mib) << 20,
+        ),
         "--moe-cache-mib N",
         part="big",
     )
