@@ -400,13 +400,14 @@ def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
 
 def _answer_options(body: Body, tools: Tools | None) -> Options:
     """What is told of the answers."""
-    assert isinstance(body, ChatBody | CompletionBody)
-    options = Options(stop=body.stop, logprobs=body.n_logprobs)
     if isinstance(body, CompletionBody):
-        return replace(options, prompt_logprobs=body.echo and body.logprobs is not None)
+        n = body.logprobs
+        return Options(stop=body.stop, logprobs=n, prompt_logprobs=body.echo and n is not None)
+    assert isinstance(body, ChatBody)
+    n = (body.top_logprobs or 0) if body.logprobs else None
     said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
     in_thought = said.rfind(OPEN) > said.rfind(CLOSE)
-    return replace(options, split=True, in_thought=in_thought, tools=tools)
+    return Options(body.stop, logprobs=n, split=True, in_thought=in_thought, tools=tools)
 
 
 # -- what it is told -------------------------------------------------------------------------------

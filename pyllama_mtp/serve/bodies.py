@@ -289,11 +289,6 @@ class CompletionBody(Body):
             return [given]  # type: ignore[list-item]
         return list(given)
 
-    @property
-    def n_logprobs(self) -> int | None:
-        """How many of the best tokens to give log probabilities of; None: no log probabilities."""
-        return self.logprobs
-
 
 class TextPart(Strict):
     """A part of a message's content."""
@@ -389,11 +384,6 @@ class ChatBody(Body):
         int | None,
         Field(ge=0, validation_alias=AliasChoices("thinking_budget", "thinking_budget_tokens")),
     ] = None
-
-    @property
-    def n_logprobs(self) -> int | None:
-        """See :class:`CompletionBody`."""
-        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TokenizeBody(Strict):
