@@ -141,9 +141,9 @@ def file_name(name: str, value: object, kind: str = "a file") -> str:
     return found
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """What a misspelled word may have meant; None: nothing is like it."""
-    return next(iter(difflib.get_close_matches(word, known, 1)), None)
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """What a misspelled word may have meant; None: nothing is so much `alike`, of 1."""
+    return next(iter(difflib.get_close_matches(word, known, 1, alike)), None)
 
 
 def utf8(name: str, text: str) -> bytes:

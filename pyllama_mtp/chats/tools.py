@@ -220,7 +220,7 @@ def for_template(messages: Messages) -> list[dict[str, Any]]:
             raise refusal(f"messages[{number}]", message, "{'role': ..., 'content': ...}")
         one = dict(message)
         role = str(one.get("role"))
-        if role not in ROLES and (near := nearest(role, ROLES)):
+        if role not in ROLES and (near := nearest(role.lower(), ROLES, 0.8)):
             raise refusal(f"messages[{number}].role", role, f"a role; did you mean {near!r}?")
         if one.get("content") is None and one.get("role") in ("assistant", "tool"):
             one["content"] = ""
