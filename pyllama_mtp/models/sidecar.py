@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from pyllama_mtp.errors import HeadMismatchError
-from pyllama_mtp.models.architectures import ARCHITECTURES, Architecture, elsewhere
+from pyllama_mtp.models.architectures import elsewhere
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.modelinfo import D2T, GGUFInfo
 
@@ -146,7 +146,7 @@ def _taken(model: GGUFInfo, head: GGUFInfo) -> Iterator[tuple[str, TensorEntry]]
         ("shared_head_head", lm_head, my_head),
         ("shared_head_norm", "output_norm", "output_norm"),
     ):
-        if name not in ARCHITECTURES.get(model.architecture, Architecture("")).own:
+        if name not in model.abilities.own:
             continue
         shared, own = there.get(f"{theirs}.weight"), mine.get(f"{ours}.weight")
         if not shared or f"{nextn}{name}.weight" in there or (own and same(shared, own)):
