@@ -21,7 +21,7 @@ import numpy as np
 
 from pyllama_mtp.errors import HeadMismatchError
 from pyllama_mtp.models.architectures import elsewhere
-from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
+from pyllama_mtp.models.ggufheader import TOKENS, ArraySummary, TensorEntry
 from pyllama_mtp.models.modelinfo import D2T, GGUFInfo
 
 #: In the place of a file name: no head, not even one beside the model.
@@ -39,7 +39,6 @@ _SAME = (
     *("n_rot", "n_ff", "n_expert", "n_expert_used", "n_ff_exp", "n_ff_shexp", "n_vocab"),
     *("recurrent_layers", "tokenizer_model"),
 )
-_TOKENS = "tokenizer.ggml.tokens"
 #: How far apart two final norms may be, as a share of their length: farther is another model, less
 #: a fine-tune.
 _FAR = 0.1
@@ -170,7 +169,7 @@ def _check(model: GGUFInfo, head: GGUFInfo) -> None:
     flags = model.metadata.get(f"{model.architecture}.attention.recurrent_layers")
     if isinstance(flags, tuple) and len(flags) != model.n_layer + head.n_mtp_layers:
         raise _mismatch(model, head, f"the model has recurrent_layers for {len(flags)} blocks")
-    tokens = (info.metadata.get(_TOKENS) for info in (model, head))
+    tokens = (info.metadata.get(TOKENS) for info in (model, head))
     if len({array.digest for array in tokens if isinstance(array, ArraySummary)}) > 1:
         raise _mismatch(model, head, "its vocabulary has other tokens")
     _check_norm(model, head)
