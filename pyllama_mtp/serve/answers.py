@@ -291,7 +291,7 @@ def _prompts(
     if isinstance(body, ChatBody):
         messages = [message.to_template() for message in body.messages]
         served.check_length(messages)
-        urls = [url for message in body.messages for url in message.images]
+        urls = [image.url for message in body.messages for image in message.images]
         with refused("messages"):
             goes_on = body.continue_final_message
             if not urls:

@@ -308,12 +308,9 @@ class ImagePart(Strict):
     """An image in a message's content."""
 
     type: Literal["image_url"]
-    image_url: ImageUrl | str
-
-    @property
-    def url(self) -> str:
-        """The URL, which some clients give without an object around it."""
-        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+    image_url: Annotated[  # some clients give the URL without an object around it
+        ImageUrl, BeforeValidator(lambda given: {"url": given} if isinstance(given, str) else given)
+    ]
 
 
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
@@ -337,10 +334,10 @@ class Message(Strict):
         return self
 
     @property
-    def images(self) -> list[str]:
-        """URLs of the images."""
+    def images(self) -> list[ImageUrl]:
+        """Where the images are."""
         parts = [] if isinstance(self.content, str) else self.content
-        return [part.url for part in parts if isinstance(part, ImagePart)]
+        return [part.image_url for part in parts if isinstance(part, ImagePart)]
 
     def to_template(self) -> dict[str, Any]:
         """The message as chat templates take it, with a marker for each image."""
