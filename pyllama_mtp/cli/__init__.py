@@ -309,7 +309,7 @@ def ended_by(error: BaseException) -> int:
     logging.getLogger(__name__).debug("traceback", exc_info=True)
     said = str(error) or "out of memory"
     if isinstance(error, OSError) and error.errno in FULL:  # an error of a file names the file
-        said = f"cannot write the output: {error.strerror}; send it to another place"
+        said = f"cannot write the output: {error.strerror}; free some space or send it elsewhere"
     print(f"{PROGRAM}: error: {said}", file=sys.stderr)
     return FAILED
 

@@ -59,7 +59,7 @@ def test_output_that_nothing_takes() -> None:
     with Path("/dev/full").open("wb") as full:
         process = start("--version", stdout=full)
         _, err = process.communicate(timeout=60)
-    said = "pyllama-mtp: error: cannot write the output: No space left on device; send it to"
+    said = "pyllama-mtp: error: cannot write the output: No space left on device; free some"
     assert process.returncode == 2 and err.decode().startswith(said)
 
 
