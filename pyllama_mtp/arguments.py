@@ -5,6 +5,7 @@ Numbers of numpy become Python's. A bool is no number.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, SupportsIndex, TypeVar
 
-from .errors import refusal
+from .errors import UsageError, refusal
 
 T = TypeVar("T")
 
@@ -138,6 +139,25 @@ def file_name(name: str, value: object, kind: str = "a file") -> str:
     if not isinstance(found, str) or not found:
         raise refusal(name, value, f"the name of {kind}: text or a path")
     return found
+
+
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """What a misspelled word may have meant; None: nothing is so much `alike`, of 1."""
+    return next(iter(difflib.get_close_matches(word, known, 1, alike)), None)
+
+
+def utf8(name: str, text: str) -> bytes:
+    """The bytes of a text. Raises UsageError: a lone surrogate, which stands for half a letter, or
+    for a byte that was not UTF-8; the message says where."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        char, before = text[error.start], text[max(0, error.start - 20) : error.start]
+        raise UsageError(
+            f"{name} is not valid Unicode: {char!r} after {before!r} is half a letter (a lone "
+            "surrogate), or a byte that is not UTF-8; leave it out, or decode the text as it was "
+            "written"
+        ) from None
 
 
 def _is_bool(value: object) -> bool:

@@ -185,7 +185,7 @@ class Llama(Owned):
                 choice = by_request[step.request]
                 if part := choice.part(step):
                     yield {**head, "choices": [choice.to_dict(part, whole=False)]}
-            if body.include_usage:
+            if body.stream_options.include_usage:
                 yield {**head, "choices": [], "usage": self._answers.usage(choices, body.n)}
 
         if body.stream:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import flag, listed
+from ..arguments import flag, listed, nearest
 from ..errors import UsageError, refusal
 from ..grammar import Grammar
 from .thinking import CLOSE_CALL, OPEN_CALL
@@ -37,6 +37,8 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 #: JSON as templates write it. llguidance ignores the keywords of a schema that it does not know.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _JSON = {"x-guidance": {**_LAYOUT, "lenient": True}}
+#: Roles that every template may know; there are templates with more.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _CHOICES = "'none', 'auto', 'required', or a function's name"
 
 
@@ -211,12 +213,15 @@ def _value(schema: Any, root: Mapping[str, Any], types: frozenset[str]) -> str:
 
 def for_template(messages: Messages) -> list[dict[str, Any]]:
     """Messages in OpenAI's form as templates want them: text in place of None, and arguments as an
-    object. Raises UsageError: arguments that are not a JSON object."""
+    object. Raises UsageError: arguments that are not a JSON object, or a misspelled role."""
     found = []
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise refusal(f"messages[{number}]", message, "{'role': ..., 'content': ...}")
         one = dict(message)
+        role = str(one.get("role"))
+        if role not in ROLES and (near := nearest(role.lower(), ROLES, 0.8)):
+            raise refusal(f"messages[{number}].role", role, f"a role; did you mean {near!r}?")
         if one.get("content") is None and one.get("role") in ("assistant", "tool"):
             one["content"] = ""
         if one.get("tool_calls"):

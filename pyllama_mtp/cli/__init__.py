@@ -11,20 +11,21 @@ commands that serve until they are ended (``rpc-worker``, ``serve``) answer SIGT
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from inspect import cleandoc
 from types import FrameType
 from typing import Any, NoReturn
 
 import pyllama_mtp
+from pyllama_mtp.arguments import nearest
 from pyllama_mtp.cli.parsing import HelpFormatter
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
+from pyllama_mtp.files import FULL
 
 PROGRAM = "pyllama-mtp"
 FAILED = 2
@@ -306,14 +307,17 @@ def ended_by(error: BaseException) -> int:
     if stopped() or isinstance(error, KeyboardInterrupt):
         return interrupted()  # the signal made something fail
     logging.getLogger(__name__).debug("traceback", exc_info=True)
-    print(f"{PROGRAM}: error: {str(error) or 'out of memory'}", file=sys.stderr)
+    said = str(error) or "out of memory"
+    if isinstance(error, OSError) and error.errno in FULL:  # an error of a file names the file
+        said = f"cannot write the output: {error.strerror}; free some space or send it elsewhere"
+    print(f"{PROGRAM}: error: {said}", file=sys.stderr)
     return FAILED
 
 
 def _run(arguments: list[str]) -> int:
     command = next((word for word in arguments if not word.startswith("-")), None)
     if command is not None and command not in COMMANDS:
-        near = near_name(command, COMMANDS)
+        near = _did_you_mean("; ", nearest(command, COMMANDS))
         raise UsageError(f"there is no command {command!r}{near}\nsee {PROGRAM} --help")
     parser = build_parser(command)
     try:
@@ -332,10 +336,8 @@ def _run(arguments: list[str]) -> int:
     return int(args.run(args))
 
 
-def near_name(word: str, known: Iterable[str]) -> str:
-    """What a misspelled word may have meant, for an error message; "": nothing is like it."""
-    found = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {found[0]}?" if found else ""
+def _did_you_mean(mark: str, near: str | None) -> str:
+    return f"{mark}did you mean {near}?" if near else ""
 
 
 def _hint(chosen: Parser | None, arguments: list[str], message: str) -> str:
@@ -347,7 +349,7 @@ def _hint(chosen: Parser | None, arguments: list[str], message: str) -> str:
             return f"\n{word} of llama.cpp is here {name}"
     _, found, rest = message.partition("\n")[0].partition("unrecognized arguments: ")
     if found and rest.startswith("-"):
-        return near_name(rest.split(" ")[0].partition("=")[0], known).replace("; d", "\nd")
+        return _did_you_mean("\n", nearest(rest.split(" ")[0].partition("=")[0], known))
     if chosen and chosen.prog == f"{PROGRAM} generate" and found:
         at = arguments.index(rest.split(" ")[0])
         text = " ".join(arguments[at - 1 : at + len(rest.split(" "))])

@@ -24,21 +24,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.arguments import flag
-from pyllama_mtp.cli import (
-    FAILED,
-    go_on,
-    interrupted,
-    near_name,
-    on_signal,
-    options,
-    parsing,
-    progress,
-)
+from pyllama_mtp.arguments import flag, nearest
+from pyllama_mtp.cli import FAILED, go_on, interrupted, on_signal, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
 from pyllama_mtp.files import decode_text
 from pyllama_mtp.images import pixels_of
@@ -173,8 +165,9 @@ class Conversation:
             "stats": self._show_stats,
         }
         if name not in commands:
-            near = near_name(name, [*commands, "exit", "quit"]).replace("mean ", "mean /")
-            raise UsageError(f"there is no /{name}{near or '; /help lists the commands'}")
+            near = nearest(name, [*commands, "exit", "quit"])
+            hint = f"did you mean /{near}?" if near else "/help lists the commands"
+            raise UsageError(f"there is no /{name}; {hint}")
         commands[name](rest.strip())
 
     # -- turns ---------------------------------------------------------------------------------
@@ -240,7 +233,9 @@ class Conversation:
         from pyllama_mtp.request import Limits
 
         if not rest:
-            print("\n".join(f"{name:18} {value}" for name, value in self._settings().items()))
+            shown = [f"{name:22}{value!s:16} " for name, value in self._settings().items()]
+            columns = shown[: -(len(shown) // -2)], shown[-(len(shown) // -2) :]
+            print("\n".join("".join(row).rstrip() for row in zip_longest(*columns, fillvalue="")))
             return
         name, _, text = rest.partition(" ")
         name, value = name.replace("-", "_"), _value(text.strip())

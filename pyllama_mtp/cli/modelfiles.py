@@ -261,10 +261,7 @@ def _check(args: argparse.Namespace) -> None:
     missing = [text for text in args.text if not Path(text).exists()]
     if missing:
         raise UsageError(f"no such text file: {missing[0]}")
-    output = Path(args.output)
-    check_target(output, args.force)
-    if output.exists() and any(output.samefile(text) for text in args.text):
-        raise UsageError(f"{output} is one of the texts; choose another name")
+    check_target(Path(args.output), args.force, *args.text)
 
 
 def _tokens(path: str | Path, texts: Sequence[str]) -> Iterator[list[int]]:

@@ -252,8 +252,6 @@ class RpcWorker:
             time.sleep(PAUSE_S)
 
 
-log = logging.getLogger(__name__)
-
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Seconds before a process that died is started again.
 PAUSE_S = 0.2

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import file_name, flag, instance, token_ids
+from ..arguments import file_name, flag, instance, token_ids, utf8
 from ..errors import (
     ContextClosedError,
     InsufficientMemoryError,
@@ -287,7 +287,7 @@ class Model(Owned, OfThisProcess):
                 lib.llama_model_free(handle)
             raise
         if not handle:
-            reason = self._library.text(message) or native.take_recent_errors() or "no reason given"
+            reason = native.reason(message)
             if native.short_of_memory(reason):
                 raise InsufficientMemoryError(
                     f"{self.path}: no memory to load it ({reason}); use a smaller or more "
@@ -358,10 +358,7 @@ class Model(Owned, OfThisProcess):
         """
         self.handle  # noqa: B018 - raises when closed
         instance("text", text, str, "text (str)")
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as reason:
-            raise UsageError(f"the text is not valid Unicode: {reason}") from None
+        data = utf8("the text", text)
         message = self._ffi.new("char[256]")
         capacity = len(data) + 8
         while True:

@@ -54,11 +54,6 @@ def _names(name: str, value: object) -> tuple[str, ...]:
     return names
 
 
-def _mib(text: str) -> int:
-    """The bytes of so many MiB."""
-    return int(text) << 20
-
-
 def _overrides(name: str, value: object) -> tuple[tuple[str, str], ...]:
     pairs = [*value.items()] if isinstance(value, Mapping) else listed(value)
     allowed = "PATTERN=DEVICE; in Python (pattern, device) pairs of text, or a mapping"
@@ -154,7 +149,10 @@ class ModelOptions:
     cpu_moe: bool = option(False, FLAG, part="big")
     moe_cache_size: int = option(
         0,
-        replace(wholes(0, _MOST_BYTES, "0 (no cache) or a number of bytes"), read=_mib),
+        replace(
+            wholes(0, _MOST_BYTES, "0 (no cache) or a number of bytes"),
+            read=lambda mib: int(mib) << 20,
+        ),
         "--moe-cache-mib N",
         part="big",
     )
@@ -375,21 +373,23 @@ def read_adapter(path: str, scale: float, info: GGUFInfo, mtp: bool = True) -> A
     for tensor in header.tensors:
         name, suffix = tensor.name[:-7], tensor.name[-7:]
         if suffix not in _SUFFIXES:
-            raise _bad(path, f"tensor {tensor.name!r} is neither .lora_a nor .lora_b of a matrix")
+            raise header.error(f"tensor {tensor.name!r} is neither .lora_a nor .lora_b of a matrix")
         if tensor.type in NOT_WEIGHTS:
-            raise _bad(path, f"tensor {tensor.name!r} has type {tensor.type}, no weight can")
+            raise header.error(f"tensor {tensor.name!r} has type {tensor.type}, no weight can")
         pairs.setdefault(name, {})[suffix] = tensor
     if not pairs:
-        raise _bad(path, "it changes nothing: there are no tensors")
+        raise header.error("it changes nothing: there are no tensors")
     base = {tensor.name: tensor for tensor in info.tensors}
     for name, pair in pairs.items():
         if len(pair) < len(_SUFFIXES):
-            raise _bad(path, f"of {name!r} there is only one of .lora_a and .lora_b")
+            raise header.error(f"of {name!r} there is only one of .lora_a and .lora_b")
         if name not in base:
-            raise _bad(path, f"the model {info.path} has no tensor {name!r}: it is another model's")
+            raise header.error(
+                f"the model {info.path} has no tensor {name!r}: it is another model's"
+            )
         if not mtp and name.startswith(f"blk.{info.n_layer}."):
-            raise _bad(path, f"it changes {name!r} of the MTP head; load the model with mtp=True")
-        _check_shape(path, base[name], pair[".lora_a"], pair[".lora_b"], info)
+            raise header.error(f"it changes {name!r} of the MTP head; load the model with mtp=True")
+        _check_shape(header, base[name], pair[".lora_a"], pair[".lora_b"], info)
     types = frozenset(tensor.type for tensor in header.tensors)
     return Adapter(path, scale, types)
 
@@ -397,31 +397,31 @@ def read_adapter(path: str, scale: float, info: GGUFInfo, mtp: bool = True) -> A
 def _check_kind(header: Header, info: GGUFInfo) -> None:
     kinds = {key: header.metadata.get(key) for key in ("general.type", "adapter.type")}
     if kinds != {"general.type": "adapter", "adapter.type": "lora"}:
-        raise _bad(header.path, f"it is no LoRA adapter: {kinds}")
+        raise header.error(f"it is no LoRA adapter: {kinds}")
     architecture = header.metadata.get("general.architecture")
     if architecture != info.architecture:
-        raise _bad(
-            header.path, f"it is for a model of {architecture}, and this is {info.architecture}"
-        )
+        raise header.error(f"it is for a model of {architecture}, and this is {info.architecture}")
     alpha = "adapter.lora.alpha"
     if header.types.get(alpha, GGUFValueType.FLOAT32) != GGUFValueType.FLOAT32:
-        raise _bad(header.path, f"{alpha} must be a 32-bit float")
+        raise header.error(f"{alpha} must be a 32-bit float")
     if "adapter.alora.invocation_tokens" in header.metadata:
-        raise _bad(
-            header.path, "it takes effect after certain tokens only (aLoRA), which is not supported"
+        raise header.error(
+            "it takes effect after certain tokens only (aLoRA), which is not supported"
         )
 
 
 def _check_shape(
-    path: str, base: TensorEntry, a: TensorEntry, b: TensorEntry, info: GGUFInfo
+    header: Header, base: TensorEntry, a: TensorEntry, b: TensorEntry, info: GGUFInfo
 ) -> None:
     """Check a pair for a matrix (n, m, ...): it is (n, rank, ...) and (rank, m, ...); for the
     embedding, whose rows are looked up, (rank, m) and (rank, n)."""
     if len(base.shape) < 2 or base.name.endswith(_FIXED):
-        raise _bad(path, f"{base.name!r} is no matrix that an adapter can change")
+        raise header.error(f"{base.name!r} is no matrix that an adapter can change")
     if base.name == EMBEDDING and info.tied_embeddings:
-        raise _bad(path, f"{base.name!r} is the model's LM head as well, which llama.cpp can adapt "
-                   "only where the two are apart")  # fmt: skip
+        raise header.error(
+            f"{base.name!r} is the model's LM head as well, which llama.cpp can adapt only where "
+            "the two are apart"
+        )
     n, m, *more = base.shape
     if base.name == EMBEDDING:
         fits = a.shape[1:] == (m,) and b.shape[1:] == (n,) and a.shape[0] == b.shape[0]
@@ -429,15 +429,10 @@ def _check_shape(
         rank = b.shape[0]
         fits = a.shape == (n, rank, *more) and b.shape == (rank, m, *more)
     if not fits:
-        raise _bad(
-            path,
+        raise header.error(
             f"{a.shape} and {b.shape} do not go with {base.name!r} {base.shape} of {info.path}: it "
-            "is another model's",
+            "is another model's"
         )
-
-
-def _bad(path: str, message: str) -> ModelFileError:
-    return ModelFileError(f"{path}: {message}", path)
 
 
 class Adapters:
@@ -467,8 +462,10 @@ class Adapters:
             arguments = model, os.fsencode(adapter.path), message, len(message)
             handle = library.lib.pyllama_adapter_lora_init(*arguments)
             if not handle:
-                said = library.text(message) or native.take_recent_errors() or "no reason given"
-                raise _bad(adapter.path, f"llama.cpp cannot load it: {said}")
+                said = native.reason(message)
+                raise ModelFileError(
+                    f"{adapter.path}: llama.cpp cannot load it: {said}", adapter.path
+                )
             self._handles.append(handle)
 
     def apply(self, call: Callable[..., int]) -> None:

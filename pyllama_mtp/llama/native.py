@@ -366,7 +366,7 @@ def decode_error(code: int, message: str) -> PyllamaMtpError:
     why = f": {message}" if message else ""
     if code == 1:
         return NoKVSlotError(
-            f"no room in the KV cache{why}. Use a longer n_ctx or a shorter prompt.", code
+            f"no room in the KV cache{why}. Use a longer n_ctx (--n-ctx) or a shorter prompt.", code
         )
     if code == 2:
         return DecodeAborted("the computation was interrupted", code)
@@ -616,13 +616,6 @@ def cpu_flags() -> frozenset[str] | None:
     return frozenset(line[1].split()) if line else None
 
 
-def missing_cpu_features(stamp: dict[str, Any]) -> list[str]:
-    """CPU features that the backend needs and this machine lacks, by ``/proc/cpuinfo``."""
-    needed = set(str(stamp.get("cpu_features", "")).split())
-    flags = cpu_flags()
-    return [] if flags is None else sorted(needed - flags)
-
-
 def resolve(choice: str | os.PathLike[str]) -> Path:
     """The folder of a variant, by the variant's name or the folder's. Raises LibraryError."""
     tried = _candidates(choice)
@@ -646,8 +639,8 @@ def locate(library: str | os.PathLike[str] | None = None) -> tuple[Path, dict[st
     stamp = read_stamp(folder)
     check_stamp(stamp, expected, folder)
     check_backends(expected, folder.parent)
-    missing = missing_cpu_features(stamp)
-    if missing:
+    needed, flags = set(str(stamp.get("cpu_features", "")).split()), cpu_flags()
+    if flags is not None and (missing := sorted(needed - flags)):
         raise LibraryError(
             f"the libraries in {folder} were built for CPU features that this machine lacks: "
             f"{', '.join(missing)}. Build them here (`pip install --force-reinstall .`), or build "

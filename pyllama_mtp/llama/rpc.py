@@ -264,10 +264,12 @@ class Worker:
             UsageError: the worker cannot listen at that address.
             LibraryError: the library was built without RPC.
         """
-        ffi = native.load().ffi
+        library = native.load()
+        ffi, handles = library.ffi, library.handles
         kind = "void (*)(const char *, const char *, size_t, size_t, ggml_backend_dev_t *)"
         start = ffi.cast(kind, _function("ggml_backend_rpc_start_server"))
-        devices = ffi.new("ggml_backend_dev_t[]", _lent())
+        lent = handles("gpu") or handles("igpu") or handles("cpu")[:1]  # as upstream's rpc-server
+        devices = ffi.new("ggml_backend_dev_t[]", lent)
         self.address = _free_address(host, port)
         self.loopback = is_loopback(self.address)
         arguments = (self.address.encode(), ffi.NULL, threads, len(devices), devices)
@@ -298,12 +300,6 @@ class Worker:
 def is_loopback(address: str) -> bool:
     """Whether an IPv4 address, with or without port, is one that other machines cannot reach."""
     return address.startswith("127.")
-
-
-def _lent() -> list[Any]:
-    """The devices to lend, as in upstream's rpc-server: GPUs if there are any, else the CPU."""
-    library = native.load()
-    return library.handles("gpu") or library.handles("igpu") or library.handles("cpu")[:1]
 
 
 def _free_address(host: str, port: int) -> str:

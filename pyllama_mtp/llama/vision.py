@@ -18,13 +18,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..arguments import file_name, whole
+from ..arguments import file_name, utf8, whole
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
 from ..images import IMAGE_MARKER as IMAGE_MARKER
 from ..images import ImageSource, Pixels, pixels_of
@@ -104,16 +104,6 @@ def position(entry: int, images: Iterable[PlacedImage]) -> int:
 def text_tokens(entries: Sequence[int]) -> list[int]:
     """The token ids among a prompt's entries."""
     return [entry for entry in entries if entry >= 0]
-
-
-@dataclass
-class _Chunk:
-    """A part of a prompt: token ids, or an image of so many rows (n_tokens)."""
-
-    tokens: list[int] = field(default_factory=list)
-    n_tokens: int = 0
-    n_positions: int = 0
-    is_image: bool = False
 
 
 class Vision(Owned):
@@ -249,10 +239,7 @@ class Vision(Owned):
             raise UsageError(f"images is {type(images).__name__}; give a list of images")
         if not isinstance(text, str):
             raise UsageError("images go with text, in which a marker stands for each of them")
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as reason:
-            raise UsageError(f"the text is not valid Unicode: {reason}") from None
+        data = utf8("the text", text)
         if text.count(IMAGE_MARKER) != len(images):
             raise UsageError(
                 f"the text has {text.count(IMAGE_MARKER)} markers {IMAGE_MARKER} for "
@@ -273,12 +260,13 @@ class Vision(Owned):
         chunks = self._tokenize(text, images, add_special)
         entries, placed, left, encode_s = list[int](), list[PlacedImage](), iter(images), 0.0
         try:
-            parts = [self._chunk(chunks, i) for i in range(self._api.n_chunks(chunks))]
+            parts = [self._api.chunk(chunks, i) for i in range(self._api.n_chunks(chunks))]
             if check_length:
                 check_length(sum(chunk.n_tokens for chunk in parts))
             for i, chunk in enumerate(parts):
                 if not chunk.is_image:
-                    entries += chunk.tokens
+                    if chunk.n_tokens:
+                        entries += self._ffi.unpack(chunk.token, chunk.n_tokens)
                     continue
                 began = time.perf_counter()
                 entry = self._entry(next(left))
@@ -330,14 +318,7 @@ class Vision(Owned):
             raise self._failure("the prompt cannot be prepared")
         return chunks
 
-    def _chunk(self, chunks: Any, i: int) -> _Chunk:
-        chunk = self._api.chunk(chunks, i)
-        if chunk.is_image:
-            return _Chunk([], int(chunk.n_tokens), int(chunk.n_pos), True)
-        tokens = list(self._ffi.unpack(chunk.token, chunk.n_tokens)) if chunk.n_tokens else []
-        return _Chunk(tokens, len(tokens))
-
-    def _encode(self, chunks: Any, i: int, chunk: _Chunk, entry: int) -> EncodedImage:
+    def _encode(self, chunks: Any, i: int, chunk: Any, entry: int) -> EncodedImage:
         view, message = self._ffi.from_buffer, self._message
         rows = np.empty((chunk.n_tokens, self.model.n_embd_inp), dtype=np.float32)
         positions = np.empty((chunk.n_tokens, 4), dtype=np.int32)
@@ -352,7 +333,7 @@ class Vision(Owned):
             raise self._refusal("a damaged encoder: it gives numbers that are not finite")
         if not self._mrope:
             positions = positions[:, :1].copy()
-        return EncodedImage(entry, rows, positions, chunk.n_positions)
+        return EncodedImage(entry, rows, positions, chunk.n_pos)
 
     def _failure(self, what: str) -> Exception:
         """The exception for what has just failed."""

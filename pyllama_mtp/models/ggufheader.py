@@ -24,7 +24,7 @@ from array import array
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from gguf import GGML_QUANT_SIZES
 
@@ -43,6 +43,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
     12: "d"
 }
 STRING, _ARRAY = 8, 9
+TOKENS = "tokenizer.ggml.tokens"
 # Tensor types by number: (name, elements per block, bytes per block). Q2_0 is in the pinned tree
 # but not in every release of the gguf package; Q8_1 has 40 bytes there, which is wrong.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {42: ("Q2_0", 64, 18)} | {
@@ -125,9 +126,6 @@ class Header:
         return ModelFileError(f"{self.path}: {message}", self.path)
 
 
-_AnyParser = TypeVar("_AnyParser", bound="Parser")
-
-
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Parse a file's header and check that the file is long enough for its tensors.
 
@@ -136,11 +134,11 @@ def read_header(path: str | os.PathLike[str]) -> Header:
             truncated, or any count, length, type or offset that cannot be right.
         UsageError: `path` is empty, or no path.
     """
-    return parse_file(path, Parser)[1]
+    return parse_file(path)[1]
 
 
-def parse_file(path: str | os.PathLike[str], parser: type[_AnyParser]) -> tuple[_AnyParser, Header]:
-    """:func:`read_header` with a parser that keeps more; returns the parser and the header."""
+def parse_file(path: str | os.PathLike[str], *arrays: str) -> tuple[Parser, Header]:
+    """:func:`read_header`, and the parser, which keeps the strings of these `arrays`, by key."""
     file_path = Path(file_name("path", path, "a .gguf file"))
     if file_path.is_dir():
         raise ModelFileError(f"{path} is a directory; give the .gguf file in it", path)
@@ -148,8 +146,8 @@ def parse_file(path: str | os.PathLike[str], parser: type[_AnyParser]) -> tuple[
         if not stat.S_ISREG(file_path.stat().st_mode):  # opening a pipe would wait for ever
             raise ModelFileError(f"{path} is no regular file; give a .gguf file", path)
         with file_path.open("rb") as file:
-            used = parser(file, os.fspath(path))
-            return used, used.parse()
+            parser = Parser(file, os.fspath(path), *arrays)
+            return parser, parser.parse()
     except FileNotFoundError:
         raise ModelFileError(f"no such model file: {path}", path) from None
     except (OSError, ValueError) as exc:  # ValueError: a null character in the name
@@ -168,15 +166,27 @@ def _distinct(tokens: list[bytes]) -> int:
 
 
 class Parser:
-    """A cursor over the growing start of a file; reads are bounded by what the file holds."""
+    """A cursor over the growing start of a file; reads are bounded by what the file holds.
 
-    def __init__(self, file: BinaryIO, path: str) -> None:
+    Attributes:
+        spans: begin and end of type and value of each key of the metadata.
+        strings: of arrays that are kept, by key.
+    """
+
+    def __init__(self, file: BinaryIO, path: str, *arrays: str) -> None:
+        """`arrays`: keys of arrays of strings to keep, in place of a count and a digest."""
+        self.spans: dict[str, tuple[int, int]] = {}
+        self.strings: dict[str, list[bytes]] = {key: [] for key in arrays}
         self.file = file
         self.path = path
         self.size = os.fstat(file.fileno()).st_size
         self.buffer = bytearray()
         self.pos = 0
         self.in_header = False
+
+    def raw(self, key: str) -> bytes:
+        """Type and value of a key as the file has them; b"": there is no such key."""
+        return bytes(self.buffer[slice(*self.spans.get(key, (0, 0)))])
 
     def fail(self, message: str) -> ModelFileError:
         at = f" (at byte {self.pos})" if self.in_header else ""
@@ -242,8 +252,10 @@ class Parser:
             key = self.name("metadata key")
             if key in header.metadata:
                 raise self.fail(f"metadata key {key!r} appears twice")
+            start = self.pos
             header.types[key] = self.number("I", f"type of {key!r}")
             header.metadata[key] = self.value(key, header.types[key])
+            self.spans[key] = start, self.pos
         self.tensors(header, n_tensors)
         return header
 
@@ -281,13 +293,15 @@ class Parser:
 
     def string_array(self, key: str, n: int) -> ArraySummary:
         """Read ``n`` strings; duplicate tokens are counted, because the loader aborts on them."""
-        texts = self.strings(key, n, keep=key == "tokenizer.ggml.tokens")
-        if not texts:
+        texts = self.read_strings(key, n, keep=key == TOKENS or key in self.strings)
+        if key in self.strings:
+            self.strings[key] = texts
+        if not texts or key in self.strings:
             return ArraySummary(STRING, n)
         digest = hashlib.sha256(b"\0".join(texts)).hexdigest()
         return ArraySummary(STRING, n, _distinct(texts), digest)
 
-    def strings(self, key: str, n: int, keep: bool) -> list[bytes]:
+    def read_strings(self, key: str, n: int, keep: bool) -> list[bytes]:
         """Move past ``n`` strings; with ``keep``, return them."""
         what = f"element of {key!r}"
         length = struct.Struct("<Q").unpack_from

@@ -195,35 +195,25 @@ def read_mmproj(path: str | os.PathLike[str]) -> Tower | str:
     """The dimensions of an image encoder, checked; of another kind of tower, the kind's name alone.
     Raises ModelFileError: no file, no image encoder, or a damaged one."""
     info = read_gguf(path)
-    try:
-        return _checked(info)
-    except _Wrong as wrong:
-        raise ModelFileError(f"{path} is no image encoder that works here: {wrong}", path) from None
-
-
-class _Wrong(Exception):
-    pass
-
-
-def _checked(info: GGUFInfo) -> Tower | str:
     said = info.metadata
+
+    def refusal(why: str) -> ModelFileError:
+        return ModelFileError(f"{path} is no image encoder that works here: {why}", path)
+
     if info.architecture != "clip":
-        raise _Wrong(f"a model of the architecture {info.architecture}, and not an mmproj file")
+        raise refusal(f"a model of the architecture {info.architecture}, and not an mmproj file")
     if not said.get("clip.has_vision_encoder"):
-        raise _Wrong("an encoder of audio" if said.get("clip.has_audio_encoder") else "no encoder")
+        raise refusal("an encoder of audio" if said.get("clip.has_audio_encoder") else "no encoder")
     kind = said.get("clip.projector_type") or said.get("clip.vision.projector_type")
     deep = said.get("clip.vision.is_deepstack_layers", ())
     if kind != PROJECTOR or (isinstance(deep, tuple) and any(deep)):
         return str(kind)
     numbers = {name: said.get(f"clip.vision.{key}", 0) for name, key in _KEYS.items()}
     if not all(type(number) is int for number in numbers.values()):
-        raise _Wrong("dimensions that are not whole numbers")
+        raise refusal("dimensions that are not whole numbers")
     tower = Tower(**numbers)  # type: ignore[arg-type]
-    wrong = tower.problems() + _odd_parameters(info)
-    if not wrong:
-        wrong = _odd_tensors(info, tower)
-    if wrong:
-        raise _Wrong("; ".join(wrong[:4]))
+    if wrong := tower.problems() + _odd_parameters(info) or _odd_tensors(info, tower):
+        raise refusal("; ".join(wrong[:4]))
     return tower
 
 

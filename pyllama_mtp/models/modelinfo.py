@@ -91,13 +91,13 @@ class GGUFInfo:
 
     @property
     def abilities(self) -> Architecture:
-        """What this package can do with the architecture, which must be supported."""
-        return ARCHITECTURES[self.architecture]
+        """What this package can do with the architecture; nothing, if it is not supported."""
+        return ARCHITECTURES.get(self.architecture, Architecture(""))
 
     @property
     def in_trunk(self) -> bool:
         """Whether the MTP head lives in the trunk's context; see :class:`.Architecture`."""
-        return self.supported and self.abilities.in_trunk
+        return self.abilities.in_trunk
 
     @property
     def validated(self) -> bool:
@@ -105,12 +105,12 @@ class GGUFInfo:
 
         Other files are loaded in a process of their own first (:mod:`pyllama_mtp.llama.trial`).
         """
-        return self.supported and self.abilities.validated
+        return self.abilities.validated
 
     @property
     def most_drafts(self) -> int | None:
         """Drafts that a round can have at most; None: any number."""
-        several = self.supported and self.abilities.several_heads and self.n_mtp_layers > 1
+        several = self.abilities.several_heads and self.n_mtp_layers > 1
         return self.n_mtp_layers if several else None
 
     @property

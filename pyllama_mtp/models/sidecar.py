@@ -20,8 +20,8 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from pyllama_mtp.errors import HeadMismatchError
-from pyllama_mtp.models.architectures import ARCHITECTURES, Architecture, elsewhere
-from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
+from pyllama_mtp.models.architectures import elsewhere
+from pyllama_mtp.models.ggufheader import TOKENS, ArraySummary, TensorEntry
 from pyllama_mtp.models.modelinfo import D2T, GGUFInfo
 
 #: In the place of a file name: no head, not even one beside the model.
@@ -39,7 +39,6 @@ _SAME = (
     *("n_rot", "n_ff", "n_expert", "n_expert_used", "n_ff_exp", "n_ff_shexp", "n_vocab"),
     *("recurrent_layers", "tokenizer_model"),
 )
-_TOKENS = "tokenizer.ggml.tokens"
 #: How far apart two final norms may be, as a share of their length: farther is another model, less
 #: a fine-tune.
 _FAR = 0.1
@@ -146,7 +145,7 @@ def _taken(model: GGUFInfo, head: GGUFInfo) -> Iterator[tuple[str, TensorEntry]]
         ("shared_head_head", lm_head, my_head),
         ("shared_head_norm", "output_norm", "output_norm"),
     ):
-        if name not in ARCHITECTURES.get(model.architecture, Architecture("")).own:
+        if name not in model.abilities.own:
             continue
         shared, own = there.get(f"{theirs}.weight"), mine.get(f"{ours}.weight")
         if not shared or f"{nextn}{name}.weight" in there or (own and same(shared, own)):
@@ -170,7 +169,7 @@ def _check(model: GGUFInfo, head: GGUFInfo) -> None:
     flags = model.metadata.get(f"{model.architecture}.attention.recurrent_layers")
     if isinstance(flags, tuple) and len(flags) != model.n_layer + head.n_mtp_layers:
         raise _mismatch(model, head, f"the model has recurrent_layers for {len(flags)} blocks")
-    tokens = (info.metadata.get(_TOKENS) for info in (model, head))
+    tokens = (info.metadata.get(TOKENS) for info in (model, head))
     if len({array.digest for array in tokens if isinstance(array, ArraySummary)}) > 1:
         raise _mismatch(model, head, "its vocabulary has other tokens")
     _check_norm(model, head)

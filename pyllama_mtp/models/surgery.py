@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from pyllama_mtp.errors import NoMtpHeadError, UsageError
 from pyllama_mtp.files import check_room, check_target, replacing
-from pyllama_mtp.models.ggufheader import TENSOR_TYPES, Parser, TensorEntry, Value, parse_file
+from pyllama_mtp.models.ggufheader import TENSOR_TYPES, TensorEntry, parse_file
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.modelinfo import D2T, GGUFInfo
 from pyllama_mtp.models.quantize import (
@@ -184,20 +183,6 @@ def _pieces(tensor: TensorEntry, stored: str) -> Iterator[bytes]:
         yield tensor.read((start, min(_PIECE, tensor.nbytes - start)))
 
 
-class _Metadata(Parser):
-    """A parser that keeps the bytes of each value."""
-
-    def __init__(self, file: BinaryIO, path: str) -> None:
-        super().__init__(file, path)
-        self.raw: dict[str, bytes] = {}
-
-    def value(self, key: str, kind: int) -> Value:
-        start = self.pos
-        value = super().value(key, kind)
-        self.raw[key] = bytes(self.buffer[start : self.pos])
-        return value
-
-
 def _start(
     info: GGUFInfo,
     changes: Mapping[str, int | None],
@@ -207,16 +192,14 @@ def _start(
     alignment: int,
 ) -> bytes:
     """All that stands before the tensor data: metadata and tensor table."""
-    parser, header = parse_file(info.path, _Metadata)
+    parser, header = parse_file(info.path)
     split = ("split.no", "split.count", "split.tensors.count")
     kept = {
         key: _U32_TYPE + struct.pack("<I", number)
         for key, number in changes.items()
         if number is not None
     }
-    for key, raw in parser.raw.items():
-        if key not in changes and key not in split:
-            kept[key] = struct.pack("<I", header.types[key]) + raw
+    kept |= {key: parser.raw(key) for key in parser.spans if key not in (*changes, *split)}
     out = bytearray(b"GGUF" + struct.pack("<IQQ", header.version, len(tensors), len(kept)))
     for key, value in kept.items():
         out += _text(key) + value

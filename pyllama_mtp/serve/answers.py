@@ -9,7 +9,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -291,7 +291,7 @@ def _prompts(
     if isinstance(body, ChatBody):
         messages = [message.to_template() for message in body.messages]
         served.check_length(messages)
-        urls = [url for message in body.messages for url in message.images]
+        urls = [image.url for message in body.messages for image in message.images]
         with refused("messages"):
             goes_on = body.continue_final_message
             if not urls:
@@ -400,13 +400,14 @@ def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
 
 def _answer_options(body: Body, tools: Tools | None) -> Options:
     """What is told of the answers."""
-    assert isinstance(body, ChatBody | CompletionBody)
-    options = Options(stop=body.stop, logprobs=body.n_logprobs)
     if isinstance(body, CompletionBody):
-        return replace(options, prompt_logprobs=body.echo and body.logprobs is not None)
+        n = body.logprobs
+        return Options(stop=body.stop, logprobs=n, prompt_logprobs=body.echo and n is not None)
+    assert isinstance(body, ChatBody)
+    n = (body.top_logprobs or 0) if body.logprobs else None
     said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
     in_thought = said.rfind(OPEN) > said.rfind(CLOSE)
-    return replace(options, split=True, in_thought=in_thought, tools=tools)
+    return Options(body.stop, logprobs=n, split=True, in_thought=in_thought, tools=tools)
 
 
 # -- what it is told -------------------------------------------------------------------------------
@@ -601,28 +602,49 @@ class Reply:
         return found
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """A stream; an error is its last chunk."""
+        """The events of a stream; an error is the last of them."""
+        for event in self._opening():
+            yield event
         try:
             async for choice, news in self.news():
-                progress = {"prompt_progress": news} if isinstance(news, dict) else {}
-                step = Progress(choice.request) if isinstance(news, dict) else news
-                if part := choice.part(step, always=bool(progress)):
-                    ends = part.finish_reason and not self._body.include_usage
-                    told = progress | (self._telemetry() if ends else {})
-                    yield self._chunk({"choices": [choice.to_dict(part, False)], **told})
+                for event in self._events(choice, news):
+                    yield event
             self.log(200)
-            if self._body.include_usage:
-                yield sse(to_json({**self._head, "choices": [], **self._figures()}))
+            for event in self._closing():
+                yield event
         except ApiError as error:
             self.log(error.status, error.message)
-            yield sse(to_json(error.body()))
+            yield self._failure(error)
+
+    def _opening(self) -> Iterable[bytes]:
+        """The events before the first news."""
+        return ()
+
+    def _events(self, choice: Choice, news: Progress | dict[str, float]) -> Iterator[bytes]:
+        """The events of news of a choice."""
+        options, told = self._body.stream_options, dict[str, Any]()
+        step = Progress(choice.request) if isinstance(news, dict) else news
+        if isinstance(news, dict):
+            told["prompt_progress"] = news
+        if part := choice.part(step, always=bool(told)):
+            if options.continuous_usage_stats:
+                told["usage"] = usage(self._choices, self._body.n, told=True)
+            elif options.include_usage:
+                told["usage"] = None
+            if part.finish_reason and not options.include_usage:
+                told |= self._telemetry()
+            choices = [choice.to_dict(part, False)]
+            yield sse(to_json({**self._head, "choices": choices, **told}))
+
+    def _closing(self) -> Iterator[bytes]:
+        """The events after the last news."""
+        if self._body.stream_options.include_usage:
+            yield sse(to_json({**self._head, "choices": [], **self._figures()}))
         yield DONE
 
-    def _chunk(self, content: dict[str, Any]) -> bytes:
-        counts: dict[str, Any] = {"usage": None} if self._body.include_usage else {}
-        if self._body.usage_so_far:
-            counts["usage"] = usage(self._choices, self._body.n, told=True)
-        return sse(to_json({**self._head, **content, **counts}))
+    def _failure(self, error: ApiError) -> bytes:
+        """The events that say why the answer has failed."""
+        return sse(to_json(error.body())) + DONE
 
 
 # --- log probabilities --------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
@@ -20,9 +20,8 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from pyllama_mtp.arguments import require
+from pyllama_mtp.arguments import nearest, require
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.grammar import Grammar
 from pyllama_mtp.llama.vision import IMAGE_MARKER
@@ -109,6 +108,12 @@ def unsupported(name: str) -> ApiError:
     )
 
 
+def unsupported_content(kind: object, param: str) -> ApiError:
+    """400: a part of a message that the server cannot read."""
+    why = f"content of type {kind!r} is not supported: this server reads text and images"
+    return bad_request(why, param, "unsupported_content")
+
+
 def busy(why: str) -> ApiError:
     """503: the server has too much to do."""
     return ApiError(503, why, code="queue_full", headers={"Retry-After": "2"})
@@ -138,34 +143,14 @@ MaxTokens = Annotated[int, AfterValidator(_some_or_all)]
 
 
 class Strict(BaseModel):
-    """A part of a request that refuses unknown parameters: the first, before all others are looked
-    at."""
+    """A part of a request that refuses unknown parameters."""
 
     model_config = ConfigDict(extra="forbid")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _knows(cls, given: Any) -> Any:
-        known = cls.names()
-        for name in given if isinstance(given, dict) else ():
-            if name not in known:
-                raise PydanticCustomError("unknown", "{name}", {"name": name})
-        return given
-
-    @classmethod
-    @cache  # it is asked for every message, and every part of one
-    def names(cls) -> set[str]:
-        """All names of the parameters."""
-        names = set[str]()
-        for name, field in cls.model_fields.items():
-            alias = field.validation_alias or field.alias or name
-            choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-            names.update(str(choice) for choice in choices)
-        return names
-
 
 class StreamOptions(Strict):
-    """Options of a stream; with vLLM's `continuous_usage_stats`, chunks have the usage so far."""
+    """Options of a stream: whether it ends with its usage; and vLLM's, whether each chunk has the
+    usage so far."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -245,7 +230,7 @@ class Body(SamplingBody):
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
     max_tokens: MaxTokens | None = None
     n: Annotated[int, Field(ge=1, le=limits.N)] = 1
     seed: int | None = None
@@ -281,16 +266,6 @@ class Body(SamplingBody):
         given = {"grammar": self.constraint, **{name: getattr(self, name) for name in names}}
         return {name: value for name, value in given.items() if value is not None}
 
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def usage_so_far(self) -> bool:
-        """Whether all chunks of a stream have the usage so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
 
 class CompletionBody(Body):
     """Parameters of /v1/completions."""
@@ -314,11 +289,6 @@ class CompletionBody(Body):
             return [given]  # type: ignore[list-item]
         return list(given)
 
-    @property
-    def n_logprobs(self) -> int | None:
-        """How many of the best tokens to give log probabilities of; None: no log probabilities."""
-        return self.logprobs
-
 
 class TextPart(Strict):
     """A part of a message's content."""
@@ -338,21 +308,19 @@ class ImagePart(Strict):
     """An image in a message's content."""
 
     type: Literal["image_url"]
-    image_url: ImageUrl | str
+    image_url: Annotated[  # some clients give the URL without an object around it
+        ImageUrl, BeforeValidator(lambda given: {"url": given} if isinstance(given, str) else given)
+    ]
 
-    @property
-    def url(self) -> str:
-        """The URL, which some clients give without an object around it."""
-        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class Message(Strict):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        str | Annotated[list[TextPart | ImagePart], Field(fail_fast=True, max_length=limits.PARTS)]
-    ) = ""
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=limits.PARTS)] = ""
     name: str | None = None
     tool_calls: Objects | None = None
     tool_call_id: str | None = None
@@ -366,10 +334,10 @@ class Message(Strict):
         return self
 
     @property
-    def images(self) -> list[str]:
-        """URLs of the images."""
+    def images(self) -> list[ImageUrl]:
+        """Where the images are."""
         parts = [] if isinstance(self.content, str) else self.content
-        return [part.url for part in parts if isinstance(part, ImagePart)]
+        return [part.image_url for part in parts if isinstance(part, ImagePart)]
 
     def to_template(self) -> dict[str, Any]:
         """The message as chat templates take it, with a marker for each image."""
@@ -386,6 +354,9 @@ class Message(Strict):
         return found | {key: value for key, value in more.items() if value is not None}
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=limits.MESSAGES)]
+
+
 class ChatBody(Body):
     """Parameters of /v1/chat/completions.
 
@@ -394,7 +365,7 @@ class ChatBody(Body):
     the model goes on with the last message, its own (`add_generation_prompt` is then false).
     """
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[Messages, Field(min_length=1)]
     tools: Objects = Field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -411,18 +382,13 @@ class ChatBody(Body):
         Field(ge=0, validation_alias=AliasChoices("thinking_budget", "thinking_budget_tokens")),
     ] = None
 
-    @property
-    def n_logprobs(self) -> int | None:
-        """See :class:`CompletionBody`."""
-        return (self.top_logprobs or 0) if self.logprobs else None
-
 
 class TokenizeBody(Strict):
     """Parameters of /tokenize: llama-server's `content`, or vLLM's `prompt` or `messages`."""
 
     model: str | None = None
     content: Annotated[str | None, Field(validation_alias=AliasChoices("content", "prompt"))] = None
-    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
+    messages: Messages | None = None
     add_special: Annotated[
         bool, Field(validation_alias=AliasChoices("add_special", "add_special_tokens"))
     ] = False
@@ -439,29 +405,24 @@ class DetokenizeBody(Strict):
 AnyBody = TypeVar("AnyBody", bound=Strict)
 
 
-def parse(kind: type[AnyBody], data: Any) -> AnyBody:
+def parse(kind: type[AnyBody], data: Mapping[str, Any]) -> AnyBody:
     """The body of a request.
 
     Raises:
         ApiError: 400: a parameter is unknown, not supported, or has a bad value.
     """
-    if not isinstance(data, dict):
-        raise bad_request("the body must be a JSON object")
     given = {key: value for key, value in data.items() if value is not None and key not in ABOUT}
     for name, neutral in UNSUPPORTED.items():
         if name in given and name not in kind.model_fields and given.pop(name) not in neutral:
             raise unsupported(name)
     _check_parameters(given)
     if isinstance(given.get("messages"), list):
-        if len(given["messages"]) > limits.MESSAGES:
-            raise bad_request(f"a chat has at most {limits.MESSAGES} messages", "messages")
         given["messages"] = [_without_nothing(message) for message in given["messages"]]
-        _refuse_media(given["messages"])
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
         raise _explained(error) from None
-    if isinstance(body, Body) and body.stream_options and not body.stream:
+    if isinstance(body, Body) and "stream_options" in body.model_fields_set and not body.stream:
         raise bad_request("stream_options needs stream: true", "stream_options")
     if isinstance(body, ChatBody):
         _check_chat(body)
@@ -476,11 +437,11 @@ def schema(required: str, **types: str) -> dict[str, Any]:
     return {"type": "object", "required": [required], "properties": properties}
 
 
-def without_neutral(asked: Any, neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+def without_neutral(
+    asked: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
     """The parameters of another API that are given, without those whose value changes nothing, of
     these. Raises ApiError: 400: one of these has another value."""
-    if not isinstance(asked, dict):
-        raise bad_request("the body must be a JSON object")
     given = {key: value for key, value in asked.items() if value is not None}
     for name, values in neutral.items():
         if given.pop(name, None) not in (None, *values):
@@ -529,20 +490,6 @@ def _without_nothing(message: Any) -> Any:
     return {key: value for key, value in message.items() if value not in (None, [])}
 
 
-def _refuse_media(messages: list[Any]) -> None:
-    """Refuse content other than text and images, by its type."""
-    for number, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind not in ("text", "image_url"):
-                raise bad_request(
-                    f"content of type {kind!r} is not supported: this server reads text and images",
-                    f"messages.{number}.content",
-                    "unsupported_content",
-                )
-
-
 def _check_chat(body: ChatBody) -> None:
     if sum(len(message.images) for message in body.messages) > limits.IMAGES:
         raise bad_request(f"a request has at most {limits.IMAGES} images", "messages")
@@ -569,19 +516,26 @@ def _shorten(value: Any) -> str:
 
 
 def _explained(error: ValidationError) -> ApiError:
-    """The error response for the first thing that is wrong."""
+    """The error response for an unknown parameter, or else for the first thing that is wrong."""
     found = error.errors(include_url=False)
-    first = max(found, key=lambda one: len(one["loc"]))  # of a union, the closest alternative
-    words = [str(word) for word in first["loc"]]
-    if first["type"] == "unknown":
-        return unsupported(".".join([*words, first["ctx"]["name"]]))
-    # The path also names alternatives of a union; only the parameter is told.
-    name = words[0] if words else None
+    # Of a union, the closest alternative.
+    first = max(found, key=lambda one: (one["type"] == "extra_forbidden", len(one["loc"])))
+    *outer, last = map(str, first["loc"] or [""])
+    words = [*(word for word in outer if "[" not in word), last]  # without alternatives of unions
+    if first["type"] == "extra_forbidden":
+        return unsupported(".".join(words))
+    if first["type"] == "union_tag_invalid":
+        return unsupported_content(first["ctx"]["tag"], ".".join(words[:-1]))
+    name = words[0] or None
     where = ".".join(words) if name == "messages" else name
-    if first["type"] == "missing":
+    if first["type"] in ("missing", "union_tag_not_found"):
+        where = where if first["type"] == "missing" else f"{where}.type"
         return bad_request(f"the parameter {where!r} is required", where, "missing_parameter")
     said = first["msg"].removeprefix("Value error, ")
     if said != first["msg"]:  # of a check of ours
         return bad_request(said, where, "invalid_value")
     given = _shorten(first.get("input"))
-    return bad_request(f"{where} is {given}: {said.lower()}", where, "invalid_value")
+    words = re.findall("'(.*?)'", first.get("ctx", {}).get("expected", ""))  # of a Literal
+    near = nearest(str(first.get("input")), words)
+    hint = f"; did you mean {near!r}?" if near else ""
+    return bad_request(f"{where} is {given}: {said.lower()}{hint}", where, "invalid_value")

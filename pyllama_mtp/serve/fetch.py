@@ -17,7 +17,7 @@ import httpx
 
 from pyllama_mtp.errors import UsageError
 
-from .bodies import ImagePart, Message
+from .bodies import ImageUrl, Message
 
 #: Limits of all images of a request together, and redirects of one.
 MOST_BYTES, MOST_SECONDS, MOST_REDIRECTS = 32 << 20, 20.0, 3
@@ -34,8 +34,7 @@ UNICAST = ipaddress.ip_network("2000::/3")
 async def fetch_images(messages: Sequence[Message]) -> None:
     """Put data URLs in the place of http(s) URLs of images. Raises UsageError: one that cannot be
     fetched, or must not be."""
-    contents = (one.content for one in messages if not isinstance(one.content, str))
-    images = [part for content in contents for part in content if isinstance(part, ImagePart)]
+    images = [image for message in messages for image in message.images]
     if named := [one for one in images if one.url.lower().startswith(("http:", "https:"))]:
         try:
             await asyncio.wait_for(_fetch_all(named), MOST_SECONDS)
@@ -45,17 +44,19 @@ async def fetch_images(messages: Sequence[Message]) -> None:
             ) from None
 
 
-async def _fetch_all(parts: Sequence[ImagePart]) -> None:
+async def _fetch_all(images: Sequence[ImageUrl]) -> None:
     room = MOST_BYTES
     async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
-        for part in parts:
+        for image in images:
             try:
-                data = await _fetch(client, httpx.URL(part.url), room)
+                data = await _fetch(client, httpx.URL(image.url), room)
             except (httpx.HTTPError, httpx.InvalidURL, UsageError, OSError, UnicodeError) as error:
                 why = str(error) or type(error).__name__
-                raise UsageError(f"the image {part.url[:200]!r} cannot be fetched: {why}") from None
+                raise UsageError(
+                    f"the image {image.url[:200]!r} cannot be fetched: {why}"
+                ) from None
             room -= len(data)
-            part.image_url = f"data:image/fetched;base64,{base64.b64encode(data).decode()}"
+            image.url = f"data:image/fetched;base64,{base64.b64encode(data).decode()}"
 
 
 async def _fetch(client: httpx.AsyncClient, url: httpx.URL, room: int) -> bytes:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.scheduler import Progress
 
-from .answers import Part, Reply, Served
-from .bodies import ApiError, Body
+from .answers import Choice, Part, Reply, Served
+from .bodies import Body
 
 
 class ItemsReply(Reply, ABC):
@@ -27,23 +27,11 @@ class ItemsReply(Reply, ABC):
         deque(self._grow(self._choices[0].whole()), 0)
         return self._response()
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The events of a stream; an error is the last of them."""
-        for event in self._opening():
-            yield event
-        try:
-            async for choice, news in self.news():
-                if not isinstance(news, Progress):
-                    yield self._waiting()
-                elif part := choice.part(news):
-                    for event in self._grow(part):
-                        yield event
-            self.log(200)
-            for event in self._closing():
-                yield event
-        except ApiError as error:
-            self.log(error.status, error.message)
-            yield self._failure(error)
+    def _events(self, choice: Choice, news: Progress | dict[str, float]) -> Iterator[bytes]:
+        if isinstance(news, dict):
+            yield self._waiting()
+        elif part := choice.part(news):
+            yield from self._grow(part)
 
     def _grow(self, part: Part) -> Iterator[bytes]:
         """Add a part of the answer to the items."""
@@ -80,18 +68,6 @@ class ItemsReply(Reply, ABC):
     @abstractmethod
     def _response(self) -> dict[str, Any]:
         """The response as it is now."""
-
-    @abstractmethod
-    def _opening(self) -> Iterator[bytes]:
-        """The events before the first item."""
-
-    @abstractmethod
-    def _closing(self) -> Iterator[bytes]:
-        """The events after the last item."""
-
-    @abstractmethod
-    def _failure(self, error: ApiError) -> bytes:
-        """The event that says why the answer has failed."""
 
     @abstractmethod
     def _begin(self, kind: str, call: CallPiece | None = None) -> Iterator[bytes]:

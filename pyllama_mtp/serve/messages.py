@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyllama_mtp.chats.toolcalls import CallPiece
@@ -23,6 +23,7 @@ from .bodies import (
     pop_object,
     schema,
     unsupported,
+    unsupported_content,
     without_neutral,
 )
 from .items import ItemsReply
@@ -57,7 +58,7 @@ SCHEMA = schema(
 # -- what a client asks for ------------------------------------------------------------------------
 
 
-def read_messages(asked: Any) -> ChatBody:
+def read_messages(asked: Mapping[str, Any]) -> ChatBody:
     """The chat that a request asks for. Raises ApiError: 400: see :func:`.parse`."""
     given = without_neutral(asked, NEUTRAL)
     for name in IGNORED:
@@ -188,8 +189,7 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
         elif source.get("type") == "base64":
             url = f"data:{source.get('media_type')};base64,{source.get('data')}"
     if url is None:
-        why = f"content of type {kind!r} is not supported: this server reads texts and images"
-        raise bad_request(why, "messages", "unsupported_content")
+        raise unsupported_content(kind, "messages")
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -26,17 +26,21 @@ PART = 1 << 18
 BOM = b"\xef\xbb\xbf"
 
 
-def decode(data: bytes | bytearray) -> Any:
-    """The JSON value of a body.
+def decode(data: bytes | bytearray) -> dict[str, Any]:
+    """The JSON object of a body.
 
     Raises:
-        ApiError: 400: the body is not JSON, has a lone surrogate, or more values than allowed.
+        ApiError: 400: the body is no JSON object, has a lone surrogate, or more values than
+            allowed.
     """
     _check_size(data)
     try:
-        return msgspec.json.decode(data[len(BOM) :] if data.startswith(BOM) else data)
+        found = msgspec.json.decode(data[len(BOM) :] if data.startswith(BOM) else data)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise bad_request("the body must be a JSON object")
+    return found
 
 
 def _check_size(data: bytes | bytearray) -> None:
@@ -85,7 +89,7 @@ class Reader:
         self._small = ThreadPoolExecutor(4, "pyllama-mtp bodies")
         self._large = ThreadPoolExecutor(1, "pyllama-mtp large bodies")
 
-    async def read(self, request: Request, parse: Callable[[Any], Parsed]) -> Parsed:
+    async def read(self, request: Request, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
         """What `parse` makes of a body. Its type must be application/json, which a page in a
         browser cannot send to another origin without permission.
 
@@ -94,8 +98,8 @@ class Reader:
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            why = f"the body is {kind or 'nothing'}; send Content-Type: application/json"
-            raise ApiError(415, why)
+            what = f"the body's Content-Type is {kind!r}" if kind else "there is no Content-Type"
+            raise ApiError(415, f"{what}; send the header Content-Type: application/json")
         data = bytearray()
         try:
             async for part in request.stream():

@@ -22,6 +22,7 @@ from .bodies import (
     pop_object,
     schema,
     unsupported,
+    unsupported_content,
     without_neutral,
 )
 from .items import ItemsReply
@@ -68,7 +69,7 @@ SCHEMA = schema(
 # -- what a client asks for ------------------------------------------------------------------------
 
 
-def read_responses(asked: Any) -> tuple[ChatBody, dict[str, Any]]:
+def read_responses(asked: Mapping[str, Any]) -> tuple[ChatBody, dict[str, Any]]:
     """The chat that a request asks for, and what the response repeats of it. Raises ApiError: 400:
     see :func:`.parse`."""
     given = without_neutral(asked, NEUTRAL)
@@ -179,8 +180,7 @@ def _content(content: Any) -> Any:
         elif kind == "input_image" and part.get("image_url"):
             parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
         else:
-            why = f"content of type {kind!r} is not supported: this server reads texts and images"
-            raise bad_request(why, "input", "unsupported_content")
+            raise unsupported_content(kind, "input")
     return parts
 
 

@@ -185,7 +185,8 @@ def test_questions_from_a_pipe(in_process: Program) -> None:
     done = in_process("chat", *QUICK, "-n", "12", input=questions, code=2)
     out, err = done.stdout.decode(), done.stderr.decode()
     assert "\x1b" not in out
-    assert out.startswith("`str") and "temperature        0.0" in out
+    assert out.startswith("`str") and "temperature           0.0" in out
+    assert len(out[out.index("thinking ") :].splitlines()) <= 12, "more than a window holds"
     assert "temperature is -1" in err and "stats is 'maybe'" in err
     assert "the question is not UTF-8: byte 0xe9 at offset 3" in err
     assert (

@@ -73,7 +73,7 @@ def test_bad_input_is_refused_before_the_work(
         ("--text", str(tmp_path / "absent"), "-o", "new.json"): "no such text file",
         ("--text", str(text), "-o", str(existing)): "exists; choose another name or overwrite it",
         ("--text", str(text), "-o", str(tmp_path / "no" / "r.json")): "does not exist; create it",
-        ("--text", str(text), "-o", str(text), "--force"): "is one of the texts",
+        ("--text", str(text), "-o", str(text), "--force"): "is the file that is read",
         ("--text", str(text), "-o", "new.json", "--model", str(text)): "not a GGUF",
         ("--text",): "expected at least one argument",
     }

@@ -55,6 +55,14 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     process.stderr.close()
 
 
+def test_output_that_nothing_takes() -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = start("--version", stdout=full)
+        _, err = process.communicate(timeout=60)
+    said = "pyllama-mtp: error: cannot write the output: No space left on device; free some"
+    assert process.returncode == 2 and err.decode().startswith(said)
+
+
 def test_logs_of_the_library_come_when_asked_for(program: Program) -> None:
     command = ("generate", *DEMO, "--draft-n-max", "0", "--max-tokens", "2")
     assert program(*command, PROMPT).stderr == b""

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from pyllama_mtp.errors import ModelFileError, PyllamaMtpError, UsageError
+from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.models import quantize
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.quantize import FILE_TYPES, choose_types, quantize_model
@@ -114,13 +114,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     with pytest.raises(UsageError, match=message):
         quantize_model(**call)  # type: ignore[arg-type]
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_source_that_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "text.gguf").write_text("hello")
-    for name in ("text.gguf", "absent.gguf"):
-        with pytest.raises(ModelFileError, match=name):
-            quantize_model(tmp_path / name, tmp_path / "q.gguf", "q4_0")
 
 
 def test_quantized_twice_if_that_is_wanted(tiny_dense: Path, tmp_path: Path) -> None:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from pyllama_mtp import Model, Sampling, Session, Settings, Vision
-
-from .conftest import NAME, Running, running
-from .support import QUESTIONS, chat, question, url
+from .conftest import NAME, Running
+from .support import QUESTIONS, chat
 
 
 class Paint(BaseModel):
@@ -145,43 +142,6 @@ def test_token_ids(shared: Running) -> None:
     assert [one for chunk in chunks for one in chunk.token_ids] == ids
     assert shared.served.model.detokenize(ids) == whole.choices[0].text
     assert not hasattr(shared.complete("def f").choices[0], "token_ids")
-
-
-# -- images ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def seeing(demo: Model, vision: Vision) -> Iterator[Running]:
-    """A server that sees, for the tests of images."""
-    with running(demo, vision=vision) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def wanted(demo: Model, vision: Vision) -> dict[int, tuple[str, int]]:
-    """What a session says of each of two pictures, and the tokens of its prompt."""
-    usual = Settings(n_ctx=512, n_batch=48, n_ubatch=32, n_threads=1)
-    found = {}
-    with Session(demo, usual, vision=vision) as session:
-        for seed in (0, 1):
-            ask: Any = question(url(seed))
-            answer = session.chat(ask, max_tokens=12, sampling=Sampling(), draft=False).run()
-            found[seed] = answer.text, answer.telemetry.n_prompt
-            assert answer.telemetry.n_image_tokens > 5
-    return found
-
-
-def test_openai_sends_an_image(seeing: Running, wanted: dict[int, tuple[str, int]]) -> None:
-    """In one piece and in a stream; the next turn does not process the image again."""
-    for seed, (text, n_prompt) in wanted.items():
-        ask = question(url(seed))
-        whole = seeing.answer(ask, max_tokens=12)
-        assert (whole.choices[0].message.content, whole.usage.prompt_tokens) == (text, n_prompt)
-        chunks = seeing.answer(ask, max_tokens=12, stream=True)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
-        told = [*ask, whole.choices[0].message, {"role": "user", "content": "And?"}]
-        usage = seeing.answer(told, max_tokens=4).usage
-        assert usage.prompt_tokens_details.cached_tokens > 20
 
 
 # -- recorded --------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def fetched(*urls: str) -> list[str]:
     """The URLs after fetching."""
     messages = [Message.model_validate(message) for message in question(*urls)]
     asyncio.run(fetch.fetch_images(messages))
-    return [found for message in messages for found in message.images]
+    return [image.url for message in messages for image in message.images]
 
 
 @pytest.mark.usefixtures("home_is_public")

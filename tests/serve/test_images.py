@@ -35,7 +35,8 @@ def answer(server: Running, seed: int) -> str:
 
 
 def test_clients_send_images_at_once(start: Start, demo: Model, vision: Vision) -> None:
-    """Ten clients with two images between them get the texts that a session of one gives."""
+    """Ten clients with two images between them get the texts that a session of one gives, in a
+    stream, too; the next turn does not process the image again."""
     server = start(vision=vision)
     with ThreadPoolExecutor(10) as pool:
         found = list(pool.map(lambda i: answer(server, i % 2), range(10)))
@@ -46,6 +47,12 @@ def test_clients_send_images_at_once(start: Start, demo: Model, vision: Vision) 
             for seed in (0, 1)
         ]
     assert found == wanted * 5
+    chunks = server.answer(question(url(0)), max_tokens=12, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted[0]
+    said = {"role": "assistant", "content": wanted[0]}
+    told = [*question(url(0)), said, {"role": "user", "content": "And?"}]
+    usage = server.answer(told, max_tokens=4).usage
+    assert usage.prompt_tokens_details.cached_tokens > 20
 
 
 def test_figures_of_images(start: Start, vision: Vision) -> None:

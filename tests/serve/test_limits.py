@@ -52,6 +52,7 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("text", {**TEXT, "logit_bias": {"5": "x"}}, "logit_bias", "finite numbers"),
     ("text", {**TEXT, "logit_bias": {"9999": 1}}, None, "not in the vocabulary"),
     ("chat", {"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role", "'judge'"),
+    ("chat", {"messages": [{"role": "usr", "content": "x"}]}, "messages.0.role", "mean 'user'?"),
     ("chat", {"messages": AUDIO}, "messages.0.content", "'input_audio' is not supported"),
     ("chat", {**CHAT, "continue_final_message": True}, "messages", "message of the assistant"),
     ("chat", {**CHAT, NO_PROMPT: False}, NO_PROMPT, "continue_final_message"),
@@ -143,7 +144,9 @@ def test_bodies_that_are_no_json(shared: Running, start: Start) -> None:
     got = httpx.post(url, content=b"[" * 100_000, headers=json_type)
     assert got.status_code == 400
     got = httpx.post(url, content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
-    assert got.status_code == 415 and "application/json" in got.json()["error"]["message"]
+    assert got.status_code == 415 and "is 'text/plain'; send" in got.json()["error"]["message"]
+    said = httpx.post(url, content=b'{"prompt": "x"}').json()["error"]["message"]
+    assert said == "there is no Content-Type; send the header Content-Type: application/json"
     got = start(largest_body=1000).post("/v1/completions", {"prompt": "x" * 1000})
     assert got.status_code == 413
     assert httpx.get(f"{shared.url}/v2").json()["error"]["message"].startswith("Not Found")

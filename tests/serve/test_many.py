@@ -137,6 +137,37 @@ def test_a_decode_that_fails_costs_what_ran_and_no_more(
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("api", "last"),
+    [
+        ("chat/completions", 'data: {"error"'),
+        ("responses", "event: response.failed"),
+        ("messages", "event: error"),
+    ],
+)
+def test_each_api_tells_what_has_failed(
+    start: Start, monkeypatch: pytest.MonkeyPatch, api: str, last: str
+) -> None:
+    """Before the answer has a place, and in a stream, at whose end it stands."""
+    server = start()
+    body = {"input" if api == "responses" else "messages": chat("x"), "ignore_eos": True}
+    loop = server.generator._loop
+    for n_steps in (0, 9):
+        steps = [loop.step] * n_steps
+
+        def step(steps: list[Any] = steps) -> Any:
+            if not steps:
+                raise FatalDecodeError("no more")
+            return steps.pop()()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "step", step)
+            got = server.post(f"/v1/{api}", {**body, "stream": n_steps > 0})
+        assert got.status_code == (200 if n_steps else 500) and "no more" in got.text
+        assert not n_steps or got.text.rpartition(last)[2].count("no more") == 1
+        server.wait_until_idle()
+
+
 def test_a_request_that_cannot_enter_costs_itself(
     start: Start, demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

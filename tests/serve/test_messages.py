@@ -12,7 +12,6 @@ import pydantic
 import pytest
 
 from pyllama_mtp import Grammar, Model, Sampling
-from pyllama_mtp.errors import FatalDecodeError
 from pyllama_mtp.llama.vision import Vision
 
 from .conftest import NAME, Running, Start, running
@@ -347,25 +346,3 @@ def test_keys_hosts_and_bounds(start: Start) -> None:
             assert (got.status_code, got.json()["error"]["type"]) == (status, kind)
     batches = httpx.get(f"{server.url}/v1/messages/batches", headers={"x-api-key": "right"})
     assert batches.status_code == 501 and batches.json()["type"] == "error"
-
-
-def test_one_that_fails(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it has a place, and in a stream, whose last event says why."""
-
-    def fail() -> Any:
-        raise FatalDecodeError("no more")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shared.generator._loop, "step", fail)
-        with pytest.raises(anthropic.InternalServerError, match="no more"):
-            ask(shared, "x")
-    shared.wait_until_idle()
-    step, n = shared.generator._loop.step, iter(range(1, 10))
-    monkeypatch.setattr(shared.generator._loop, "step", lambda: step() if next(n, 0) else fail())
-    stream = client(shared).messages.create(
-        **given("x", extra_body={"ignore_eos": True}), stream=True
-    )
-    next(event for event in stream if event.type == "content_block_delta")
-    with pytest.raises(anthropic.APIStatusError, match="no more"):
-        list(stream)
-    shared.wait_until_idle()

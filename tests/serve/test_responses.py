@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import openai
 import pydantic
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.errors import FatalDecodeError
 
 from .conftest import NAME, Running
 from .support import QUESTIONS, alone, chat, chat_tokens
@@ -148,21 +146,3 @@ def test_a_form_and_log_probabilities(shared: Running) -> None:
 def test_nothing_is_stored(shared: Running) -> None:
     got = httpx.get(f"{shared.url}/v1/responses/resp_1")
     assert got.status_code == 501 and "whole conversation" in got.json()["error"]["message"]
-
-
-def test_one_that_fails(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it has a place, and in a stream, whose last event says why."""
-
-    def fail() -> Any:
-        raise FatalDecodeError("no more")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shared.generator._loop, "step", fail)
-        with pytest.raises(openai.InternalServerError, match="no more"):
-            ask(shared, "x")
-    shared.wait_until_idle()
-    step, n = shared.generator._loop.step, iter(range(1, 10))
-    monkeypatch.setattr(shared.generator._loop, "step", lambda: step() if next(n, 0) else fail())
-    last = list(ask(shared, "x", stream=True, extra_body={"ignore_eos": True}))[-1]
-    assert last.type == "response.failed" and "no more" in last.response.error.message
-    shared.wait_until_idle()

@@ -156,17 +156,12 @@ def test_all_hosts_and_origins(start: Start) -> None:
     assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
 
 
-def test_a_key_that_latin_1_lacks(start: Start) -> None:
-    server = start(api_key="ключ")
-    for key, status in (("ключ", 200), ("????", 401)):
-        headers = {"Authorization": f"Bearer {key}".encode()}
-        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == status
-
-
-@pytest.mark.parametrize("code", ["utf-8", "latin-1"])
-def test_a_key_of_any_letters(start: Start, code: str) -> None:
-    server = start(api_key="sécret")
-    for key, status in (("sécret", 200), ("secret", 401), ("sécre", 401)):
+@pytest.mark.parametrize(
+    ("right", "code"), [("sécret", "utf-8"), ("sécret", "latin-1"), ("ключ", "utf-8")]
+)
+def test_a_key_of_any_letters(start: Start, right: str, code: str) -> None:
+    server = start(api_key=right)
+    for key, status in ((right, 200), (right[:-1], 401), ("?" * len(right), 401)):
         headers = {"Authorization": f"Bearer {key}".encode(code)}
         for path in ("v1/models", "openapi.json"):
             assert httpx.get(f"{server.url}/{path}", headers=headers).status_code == status
@@ -246,7 +241,8 @@ def test_one_requests_fault_costs_itself(
         assert got.status_code == 500 and "RuntimeError" in got.text and "made up" not in got.text
         got = httpx.post(f"{server.url}/{TEXT}", content=b'{"prompt": "\\ud800"}', headers=JSON)
         assert got.status_code == 400 and "not valid JSON" in got.text
-        assert server.post(f"/{CHAT}", {"messages": surrogate}).status_code in (200, 400)
+        got = server.post(f"/{CHAT}", {"messages": surrogate})
+        assert got.status_code == 400 and "is half a letter" in got.text
         for more in ({}, {"temperature": 0}):
             got = server.post(f"/{TEXT}", {"prompt": "x", "logit_bias": everything, **more})
             assert got.status_code == 400 and "exclude every token" in got.text

@@ -24,9 +24,8 @@ TOP = {
     "highlevel": {"__init__"},
     "llmplugin": set[str](),
     "serve": {"cli", "highlevel"},
-    "measure": {"bench", "cli", "examples"},
-    "bench": {"cli", "examples"},
-    "examples": set[str](),
+    "measure": {"bench", "cli"},
+    "bench": {"cli"},
 }
 #: Arrows between rooms that run up. None may be added.
 UP = {("models", "llama")}

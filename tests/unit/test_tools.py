@@ -197,6 +197,7 @@ def test_messages_that_are_wrong() -> None:
 
     for messages, where in (
         (["x"], r"messages\[0\]"),
+        ([{"role": "usr", "content": "x"}], "did you mean 'user'"),
         (called(5), r"messages\[0\]\.tool_calls\[0\]"),
         (called({"function": {}}), r"messages\[0\]\.tool_calls\[0\]"),
         (called({"function": {"name": "f", "arguments": "[1]"}}), r"\.function\.arguments"),
@@ -204,6 +205,7 @@ def test_messages_that_are_wrong() -> None:
     ):
         with pytest.raises(UsageError, match=where):
             for_template(messages)
+    assert for_template([{"role": "tool_call"}]), "a role that some templates know"
     empty = called({"function": {"name": "f", "arguments": ""}})
     assert for_template(empty)[0]["tool_calls"][0]["function"]["arguments"] == {}
     assert empty[0]["tool_calls"][0]["function"]["arguments"] == "", "the caller's are changed"
