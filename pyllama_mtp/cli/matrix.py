@@ -54,10 +54,10 @@ from pyllama_mtp.measure.plan import (
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.figures import Cell
-    from pyllama_mtp.measure.images import Picture
+    from pyllama_mtp.measure.prompts import Picture
     from pyllama_mtp.measure.records import Records
     from pyllama_mtp.measure.request import MatrixRequest
-    from pyllama_mtp.measure.schedule import Matrix
+    from pyllama_mtp.measure.run import Matrix
 
 #: The demo model's samples are short, so their noise is large and repeats cost little.
 DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
@@ -307,7 +307,7 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
 
 def _picture(args: argparse.Namespace) -> Picture | None:
     """The image of --image."""
-    from pyllama_mtp.measure.images import Picture
+    from pyllama_mtp.measure.prompts import Picture
 
     if args.image is None:
         if args.mmproj is not None:

@@ -29,10 +29,10 @@ from typing import IO, Any
 from pyllama_mtp.child import end_with_parent, last_words
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.llama.vision import IMAGE_MARKER
-from pyllama_mtp.measure.images import ImageText, Picture
+from pyllama_mtp.measure.figures import Sample
+from pyllama_mtp.measure.prompts import ImageText, Picture
 from pyllama_mtp.measure.records import Build
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, SideBySide, Task
-from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Settings
 
 

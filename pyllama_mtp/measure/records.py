@@ -30,9 +30,8 @@ from msgspec import Meta, Struct
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append, write_error
-from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell
+from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell, Sample
 from pyllama_mtp.measure.plan import IMAGE, SWITCHES, Count, Key, Plan
-from pyllama_mtp.measure.sample import Sample
 
 if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Device, Library

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from pyllama_mtp.arguments import as_float, as_index, listed, whole
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.images import Picture
 from pyllama_mtp.measure.peers import check_folder
 from pyllama_mtp.measure.plan import (
     AXES,
@@ -27,7 +26,7 @@ from pyllama_mtp.measure.plan import (
     SWITCHES,
     Plan,
 )
-from pyllama_mtp.measure.prompts import TEXTS, Prompt, check_classes, source_of_prompts
+from pyllama_mtp.measure.prompts import TEXTS, Picture, Prompt, check_classes, source_of_prompts
 from pyllama_mtp.measure.records import check_output, read_file
 from pyllama_mtp.measure.runner import split_library
 from pyllama_mtp.measure.text import size_name

@@ -26,8 +26,8 @@ from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.llama.native import CPU_SWITCHES
 from pyllama_mtp.llama.vision import ImagePrompt
 from pyllama_mtp.machine import waited_for_core
-from pyllama_mtp.measure.images import ImageText, Imaging, Picture
-from pyllama_mtp.measure.sample import Sample
+from pyllama_mtp.measure.figures import Sample
+from pyllama_mtp.measure.prompts import ImageText, Imaging, Picture
 
 if TYPE_CHECKING:
     from pyllama_mtp.answer import Answer

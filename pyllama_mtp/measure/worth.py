@@ -40,7 +40,7 @@ from pyllama_mtp.measure.text import (
 from pyllama_mtp.measure.verdict import slow_words, why_unclear
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.sample import Sample
+    from pyllama_mtp.measure.figures import Sample
 
 #: Acceptance per draft for which the speed is forecast.
 ACCEPTANCE = (0.5, 0.7, 0.8, 0.9)

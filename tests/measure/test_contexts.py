@@ -79,7 +79,7 @@ def test_a_budget_ends_before_a_longer_context(
     second each. The lengths take 5 + 2, 5 + 2 and 20 + 2 seconds."""
     clock = [0.0]
     monkeypatch.setattr(
-        "pyllama_mtp.measure.schedule.time",
+        "pyllama_mtp.measure.run.time",
         SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None),
     )
 

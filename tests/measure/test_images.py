@@ -16,10 +16,9 @@ import pytest
 from pyllama_mtp import Model, Settings, bench
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.images import Pixels
-from pyllama_mtp.measure.images import ImageText, Imaging, Picture
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import ImageFile
-from pyllama_mtp.measure.prompts import Prompts
+from pyllama_mtp.measure.prompts import ImageText, Imaging, Picture, Prompts
 from pyllama_mtp.measure.runner import Runner, Task
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.settings import Sampling

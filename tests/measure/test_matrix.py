@@ -17,9 +17,8 @@ from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import Build, Records, Run
 from pyllama_mtp.measure.request import MatrixRequest
-from pyllama_mtp.measure.run import make_header
+from pyllama_mtp.measure.run import TURN_TOKENS, Matrix, make_header
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
-from pyllama_mtp.measure.schedule import TURN_TOKENS, Matrix
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 from ..cli.conftest import Watched, interrupt
@@ -229,9 +228,7 @@ def test_after_the_budget_no_further_group_begins(
     """Time passes only while a prompt is processed: a second per 10 tokens. First repeats come
     first, so that every size is measured once before one is measured again."""
     clock = [0.0]
-    monkeypatch.setattr(
-        "pyllama_mtp.measure.schedule.time", SimpleNamespace(monotonic=lambda: clock[0])
-    )
+    monkeypatch.setattr("pyllama_mtp.measure.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     class Slow(Runner):
         def advance(self, number: int, goal: int) -> int:

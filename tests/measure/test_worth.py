@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.measure.compare import compare
-from pyllama_mtp.measure.figures import Cell
+from pyllama_mtp.measure.figures import Cell, Sample
 from pyllama_mtp.measure.plan import COPY
-from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.measure.verdict import summary
 from pyllama_mtp.measure.worth import (
     acceptance_markdown,

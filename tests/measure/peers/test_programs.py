@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.measure import peers as peers_module
+from pyllama_mtp.measure.figures import Sample
 from pyllama_mtp.measure.peers import (
     HOST,
     LlamaServer,
@@ -23,7 +24,6 @@ from pyllama_mtp.measure.peers import (
     server_options,
 )
 from pyllama_mtp.measure.runner import Task
-from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Sampling, Settings
 
 PLAIN = Settings(n_ctx=256, n_threads=2, draft_n_max=0, cache_type_k="q8_0")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.measure.figures import Sample
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import Measured, Run, Skipped
 from pyllama_mtp.measure.request import MatrixRequest
+from pyllama_mtp.measure.run import Matrix, brief
 from pyllama_mtp.measure.runner import Runner, Task
-from pyllama_mtp.measure.sample import Sample
-from pyllama_mtp.measure.schedule import Matrix, brief
 from pyllama_mtp.settings import Settings
 
 from ...cli.conftest import Watched
@@ -68,7 +68,7 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(
-        "pyllama_mtp.measure.schedule.time",
+        "pyllama_mtp.measure.run.time",
         SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: None),
     )
 
