@@ -59,8 +59,8 @@ class Ours(LlamaServer):
 
     def __exit__(self, *raised: object) -> None:
         """Let it end by itself: it stores its prompts."""
-        self._program._process.terminate()
-        self._program._process.wait(60)
+        self.process.terminate()
+        self.process.wait(60)
         super().__exit__(*raised)
 
 

@@ -183,13 +183,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parsing.comma_list(parsing.one_of(tuple(PEERS))),
         default=(),
         metavar="PROGRAM,...",
-        help=f"other programs to measure beside this one: {', '.join(PEERS)}",
-    )
-    group.add_argument(
-        "--peer-dir",
-        metavar="DIR",
-        help="folder of llama-server and llama-bench (default: PYLLAMA_MTP_PEERS from the "
-        "environment, then the build of bench/peers.py, then PATH)",
+        help=f"other programs to measure beside this one: {', '.join(PEERS)}, from the folder that "
+        "PYLLAMA_MTP_PEERS names, the build of bench/peers.py, or PATH",
     )
     options.add_settings_options(parser, compare=True)
     options.add_sampling_options(parser)
@@ -301,7 +296,6 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
         least_repeats=least,
         output=None if args.no_output else args.output,
         resume=args.resume,
-        peer_dir=args.peer_dir,
     )
 
 

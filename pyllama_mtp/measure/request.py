@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from pyllama_mtp.arguments import as_float, as_index, listed, whole
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.peers import check_folder
 from pyllama_mtp.measure.plan import (
     AXES,
     DEPTHS,
@@ -66,7 +65,6 @@ class MatrixRequest:
         least_repeats: repeats that are measured whatever the budget.
         output: the file; None: no file.
         resume: go on with the last run in the file.
-        peer_dir: see :func:`.peers.find`.
         plan: of all this.
 
     Raises:
@@ -99,7 +97,6 @@ class MatrixRequest:
     least_repeats: int = 0
     output: str | os.PathLike[str] | None = None
     resume: bool = False
-    peer_dir: str | None = None
     plan: Plan = field(init=False)
 
     def __post_init__(self) -> None:
@@ -178,7 +175,6 @@ class MatrixRequest:
 
     def _check_libraries(self) -> None:
         """Refuse libraries and other programs that cannot be measured so."""
-        check_folder(self.peer_dir)
         variables = [split_library(library)[1] for library in self.libraries]
         if variables[0]:
             raise UsageError(

@@ -509,7 +509,7 @@ def _runners(
     n_gpu_layers = request.placement.get("n_gpu_layers", -1)
     files = path, n_gpu_layers, model.info.head, str(imaging.mmproj) if imaging else "", picture
     for name in plan.peers:
-        runners[name] = PeerRunner(name, request.peer_dir, *files)
+        runners[name] = PeerRunner(name, *files)
     return runners
 
 

@@ -67,7 +67,6 @@ MATRIX = [
     (["--resume", "--no-output"], "leave --no-output out"),
     (["--peers", "ollama"], "'ollama' is not one of llama-server, llama-bench"),
     (["--peers", "llama-bench", "--temperature", "0.7"], "--peers measures at temperature 0"),
-    (["--peers", "llama-bench", "--peer-dir", "nowhere"], "--peer-dir nowhere: there is no such"),
 ]
 
 

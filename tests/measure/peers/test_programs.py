@@ -42,7 +42,7 @@ def none_is_left(
 
 
 def measured(name: str, task: Task = TASK, n_gpu_layers: int = 0) -> Sample:
-    runner = PeerRunner(name, None, "m.gguf", n_gpu_layers)
+    runner = PeerRunner(name, "m.gguf", n_gpu_layers)
     runner.check(task.settings)
     runner.begin(4, task)
     assert runner.advance(4, 1) == task.max_tokens

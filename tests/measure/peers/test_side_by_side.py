@@ -78,7 +78,7 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
             super().begin(number, task)
 
     plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",))
-    peer = PeerRunner("llama-bench", None, "m.gguf", -1)
+    peer = PeerRunner("llama-bench", "m.gguf", -1)
     ours = OneSecond(demo)
     records = [*matrix(demo, plan, peer, ours, budget_s=3.5).run()]
     found = kinds(records)
