@@ -78,7 +78,7 @@ PIECES = (
     Piece("32k-35b", 50, EXPERTS, f"{PUBLISH}gpu_32k --files {EXPERTS}"),
     Piece("drafts-27b", 50, DENSE, f"{PUBLISH}gpu --files {DENSE}"),
     Piece("drafts-35b", 40, EXPERTS, f"{PUBLISH}gpu --files {EXPERTS}"),
-    Piece("memory", 30, DENSE, f"{BENCH}/gpu.py {{quick}} --memory {{model}}"),
+    Piece("memory", 30, DENSE, f"{BENCH}/gpu.py --memory {{model}}"),
     Piece("experts", 60, EXPERTS, f"{PUBLISH}gpu_experts"),
     Piece("half", 60, DENSE, f"{PUBLISH}gpu_half"),
 )
@@ -110,27 +110,21 @@ def texts(path: Path) -> int:
 
 
 def memory(path: Path) -> int:
-    """What each context, with 3 drafts, takes of the devices: of this file as predicted and as it
-    is, and of one in Q4_K_M, which is written without its weights, as predicted."""
+    """What contexts with 3 drafts take of the devices, as predicted and as it is."""
     from pyllama_mtp import Model, Session, Settings, native
     from pyllama_mtp.memory import resolve, simulate
-    from pyllama_mtp.models.synth import write_synthetic
 
-    with tempfile.TemporaryDirectory() as folder:
-        empty = Path(folder, "q4_k_m.gguf")
-        write_synthetic(empty, SYNTHETIC[path.stem][0], "q4_k_m", head_noise=0.05, empty=True)
-        with Model(path) as model, Model(empty, no_alloc=True) as other:
-            for n, kind in itertools.product((2**15, 2**17), ("f16", "q8_0")):
-                types = {"cache_type_k": kind, "cache_type_v": kind}
-                chosen = Settings(n_ctx=min(n, model.n_ctx_train), draft_n_max=3, **types)
-                with Session(model, chosen) as session:
-                    session.generate("a", max_tokens=64, ignore_eos=True).run()
-                    for one in native.load().devices():
-                        used = f"{(one.total - one.free) / 1e9:.2f} GB in use"
-                        print(f"memory: {n} {kind}: {one.name}: {used}")
-                for name, which in ((path.name, model), (empty.name, other)):
-                    for part in simulate(which, resolve(chosen, which)):
-                        print(f"memory: {n} {kind}: {name}: {part.describe()}", flush=True)
+    with Model(path) as model:
+        for n, kind in itertools.product((2**15, 2**17), ("f16", "q8_0")):
+            types = {"cache_type_k": kind, "cache_type_v": kind}
+            chosen = Settings(n_ctx=min(n, model.n_ctx_train), draft_n_max=3, **types)
+            for part in simulate(model, resolve(chosen, model)):
+                print(f"memory: {n} {kind}: {part.describe()}", flush=True)
+            with Session(model, chosen) as session:
+                session.generate("a", max_tokens=64, ignore_eos=True).run()
+                for one in native.load().devices():
+                    used = f"{(one.total - one.free) / 1e9:.2f} GB in use"
+                    print(f"memory: {n} {kind}: {one.name}: {used}", flush=True)
     return 0
 
 
@@ -207,7 +201,6 @@ class Run:
             **{"model": self.file(piece.model), "models": args.models, "output": args.output},
             old=args.old,
             more=f"--minutes {piece.seconds / 60:.2f} --more '{' '.join(more)}'",
-            quick="--quick" * args.quick,
         )
         self.say(f"{piece.name}: {words}")
         process = subprocess.Popen(

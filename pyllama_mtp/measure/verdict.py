@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 MUCH = 0.5
 #: Repeats below which an interval is wide for want of them.
 MANY = 7
-#: Why an interval is wide if nothing else is the reason.
-SCATTER = "the samples scatter; take more repeats, or more --max-tokens"
 
 
 def step_shares(info: GGUFInfo) -> dict[str, float]:
@@ -171,18 +169,13 @@ def _gain_or_doubt(gain: _Gain, ratio: Ratio, how: str = "") -> str:
 
 
 def why_unclear(
-    n: int,
-    cells: Sequence[Cell],
-    noun: str = "repeat",
-    more: str = f"take --repeat {MANY}",
-    scatter: str = SCATTER,
+    n: int, cells: Sequence[Cell], noun: str = "repeat", more: str = f"take --repeat {MANY}"
 ) -> str:
     """Why an interval is wide, and what to do.
 
     Args:
         n: pairs of samples, which are called `noun`; `more`: what to do if they are few.
         cells: of both sides.
-        scatter: if neither their number nor other programs are the reason.
     """
     reasons, advice = list[str](), list[str]()
     if n < MANY:
@@ -191,7 +184,9 @@ def why_unclear(
     if waited_share(cells) >= WAITED_MUCH:
         reasons.append("other programs kept the machine busy")
         advice.append("close them")
-    return f"{' and '.join(reasons)}; {' and '.join(advice)}" if reasons else scatter
+    if not reasons:
+        return "the samples scatter; take more of them, or more --max-tokens"
+    return f"{' and '.join(reasons)}; {' and '.join(advice)}"
 
 
 def summaries(cells: Sequence[Cell]) -> list[str]:

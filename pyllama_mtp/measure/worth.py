@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,9 +21,11 @@ from pyllama_mtp.measure.figures import (
     Cell,
     SeriesKey,
     averaged,
+    base_of,
+    paired_ratios,
     series_key,
 )
-from pyllama_mtp.measure.intervals import CONFIDENCE, Ratio, student, typical_ratio
+from pyllama_mtp.measure.intervals import CONFIDENCE, student, typical_ratio
 from pyllama_mtp.measure.plan import COPY, PLAIN_AXES
 from pyllama_mtp.measure.prompts import TEXTS
 from pyllama_mtp.measure.text import (
@@ -309,12 +310,8 @@ def _worth(
     best, n_tokens = best_depth(costs, last), sum(sample.n_generated for sample in samples)
     said = "verdict: at the costs measured here no depth is faster than no MTP"
     if best:
-        gain = _gain(cells, best, speed(costs, last, best) * costs.plain)
-        said = f"verdict: at the costs measured here depth {best} is the best: {gain_words(gain)}"
-        if gain.unclear(EQUAL):
-            more, scatter = "ask more", "prompts differ; ask more of them"
-            why = why_unclear(len(samples), cells, "prompt", more, scatter)
-            said += f", so it cannot be told whether drafts pay: {why}"
+        said = f"verdict: at the costs measured here depth {best} should be the best"
+        said += _measured(cells)
     if n_tokens < ENOUGH_TOKENS:
         said = f"no verdict: {counted(n_tokens, 'token')} in all say too little"
     return [
@@ -331,37 +328,23 @@ def _leading(samples: Sequence[Sample]) -> list[float]:
     return [rate[0] for rate in known if rate]
 
 
-def _gain(cells: Sequence[Cell], depth: int, value: float) -> Ratio:
-    """`value`, the expected speed of a depth against no MTP, with an interval: from how much the
-    expected speeds of single prompts differ, each with its own acceptance and its own costs. It is
-    as wide as the best of all depths needs, which is so by luck in part.
-
-    Args:
-        cells: of one prompt size, as for :func:`costs_of`.
-    """
-    by_prompt: dict[tuple[str, int], list[Cell]] = {}
-    for cell in cells:
-        for repeat, sample in zip(cell.repeats, cell.samples, strict=True):
-            alone = replace(cell, samples=[sample], repeats=[repeat])
-            by_prompt.setdefault((cell.prompt_class, repeat), []).append(alone)
-    rows: dict[str, list[float]] = {}
-    limit = 1
-    for (kind, _), own in by_prompt.items():
-        if costs := costs_of(own):
-            (classes,) = acceptance_groups(own).values()
-            rates = [*_leading(classes[kind]), *[0.0] * depth]  # none was tried behind the last
-            rows.setdefault(kind, []).append(speed(costs, rates, depth) * costs.plain)
-            limit = costs.limit
-    each = [*rows.values()]
-    if any(len(row) < 2 for row in each):  # nothing is known of that class alone
-        each = [[*chain(*each)]]
-    if not each:
-        return Ratio(value, None, None, 0)
-    spread = typical_ratio(*each, confidence=1 - (1 - CONFIDENCE) / limit)
-    if spread.low is None or spread.high is None:
-        return Ratio(value, None, None, spread.n)
-    factor = value / spread.value
-    return Ratio(value, factor * spread.low, factor * spread.high, spread.n)
+def _measured(cells: Sequence[Cell]) -> str:
+    """How fast the greatest depth was, and whether that can be told."""
+    deepest = max(cell.n_max for cell in cells)
+    rows = [
+        row
+        for cell in cells
+        if cell.n_max == deepest and (base := base_of(cell, cells))
+        if (row := paired_ratios(cell, base, "decode_tps"))
+    ]
+    if not rows:
+        return ""
+    gain = typical_ratio(*rows)
+    said = f"; depth {deepest} was {gain_words(gain)}"
+    if not gain.unclear(EQUAL):
+        return said
+    why = why_unclear(sum(map(len, rows)), cells, "prompt", "ask more")
+    return f"{said}, so it cannot be told whether drafts pay: {why}"
 
 
 def _rate(found: Rate | None) -> str:

@@ -75,6 +75,7 @@ def asked(*rates: tuple[float, ...], pass_s: float = 0.2, n: int = 3) -> list[Ce
                 sample.decode_s = 1.5 + pass_s * depth
                 sample.drafted = [40, 40][:depth]
                 sample.accepted = [round(40 * rate) + number for rate in own][:depth]
+                sample.decode_tps = (40 + sum(sample.accepted) if depth else 63) / sample.decode_s
             cells.append(cell)
     return cells
 
@@ -94,7 +95,7 @@ def differing() -> list[Cell]:
     """Seven questions; of four, hardly a draft is accepted."""
     cells = asked((0.9, 0.8), n=7)
     for sample in cells[-1].samples[3:]:
-        sample.accepted = [8, 2]
+        sample.accepted, sample.decode_tps = [8, 2], 50 / sample.decode_s
     return cells
 
 
