@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -495,7 +495,7 @@ class PeerRunner(SideBySide):
         except PeerError as error:
             self.missing = error
 
-    def begin(self, number: int, task: Task) -> None:
+    def begin(self, key: Hashable, task: Task) -> None:
         """Measure the whole sample.
 
         Raises:
@@ -513,11 +513,11 @@ class PeerRunner(SideBySide):
                 f"{measured[1]}, where {wanted[0]} and {wanted[1]} were asked for"
             )
 
-    def advance(self, number: int, goal: int) -> int:
+    def advance(self, key: Hashable, goal: int) -> int:
         """Return the number of generated tokens."""
         return self._sample.n_generated
 
-    def finish(self, number: int) -> tuple[Sample, dict[str, int]]:
+    def finish(self, key: Hashable) -> tuple[Sample, dict[str, int]]:
         """Return the sample; its memory is not known."""
         return self._sample, {}
 

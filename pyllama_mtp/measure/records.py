@@ -485,15 +485,9 @@ def last_run(path: str | os.PathLike[str], model: str) -> Run | None:
     return next((run for run in reversed(runs) if run.header.model.name == model), None)
 
 
-def run_to_resume(path: str | os.PathLike[str], header: RunHeader) -> Run | None:
-    """The last run of a file with the model, to go on with; None: no run yet.
-
-    Raises:
-        UsageError: it measured something else; the message names the first field that differs.
-    """
-    run = last_run(path, header.model.name)
-    if run is None:
-        return None
+def refuse_another_run(run: Run, header: RunHeader) -> None:
+    """Raises UsageError if a run measured something else than the run of this header would; the
+    message names the first field that differs."""
     last, new_header = as_read(run.header), as_read(header)
     last["run"], new_header["run"] = last, new_header
     for part, keys in _COMPARED.items():
@@ -501,7 +495,7 @@ def run_to_resume(path: str | os.PathLike[str], header: RunHeader) -> Run | None
         for name in keys or dict.fromkeys((*old, *new)):
             if (was := old.get(name)) != (now := new.get(name)):
                 raise UsageError(
-                    f"--resume: {part}.{name} was {was!r} in the last run of {path} and is {now!r} "
-                    "now; give the options of that run, or begin a new one without --resume"
+                    f"--resume: {part}.{name} was {was!r} in the last run of the file and is "
+                    f"{now!r} now; give the options of that run, or begin a new one without "
+                    "--resume"
                 )
-    return run

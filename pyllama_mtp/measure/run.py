@@ -45,7 +45,7 @@ from pyllama_mtp.measure.records import (
     as_read,
     last_run,
     now,
-    run_to_resume,
+    refuse_another_run,
 )
 from pyllama_mtp.measure.request import MatrixRequest, without_folders
 from pyllama_mtp.measure.runner import (
@@ -208,9 +208,6 @@ class Matrix:
         cells = run.cells.items()
         self._measured = set(run.measured)
         self._skipped = {key for key, c in cells if c.skipped and c.program not in plan.peers}
-        self._numbers = {
-            key: number for kind in plan.kinds() for number, key in enumerate(plan.cells(*kind))
-        }
 
     def check(self) -> None:
         """Make the shortest prompts and open a session of every way to measure, beside the one that
@@ -332,7 +329,7 @@ class Matrix:
             if key.build in self.plan.peers:
                 time.sleep(SETTLE_S)
             try:
-                self._runners[key.build].begin(self._numbers[key], task)
+                self._runners[key.build].begin(key, task)
             except (InsufficientMemoryError, PeerError) as error:
                 if together:
                     break  # it may fit when the others are closed
@@ -351,7 +348,7 @@ class Matrix:
             if key.build != last and len(self._runners) > 1:
                 time.sleep(SETTLE_S)
             last = key.build
-            return self._runners[last].advance(self._numbers[key], goal)
+            return self._runners[last].advance(key, goal)
 
         tokens = {}
         for key in keys:
@@ -363,7 +360,7 @@ class Matrix:
             tokens[key] = turn(key, goal)
             if tokens[key] >= key.max_tokens or tokens[key] < goal:
                 del tokens[key]
-                sample, memory = self._runners[key.build].finish(self._numbers[key])
+                sample, memory = self._runners[key.build].finish(key)
                 self._measured.add((key, repeat))
                 yield Measured(**self._of_cell(key), repeat=repeat, sample=sample, memory=memory)
                 self.on_event(MatrixEvent("done", key, repeat, sample))
@@ -439,7 +436,10 @@ def run_matrix(
     library = native.load()
     build = Build.of(library, n_gpu_layers, request.plan.libraries[0], model.rpc_servers)
     plan = request.plan_for(model, build.variant, say)
-    settings = _choose_threads(model, request, say)
+    earlier = None
+    if request.resume and request.output:
+        earlier = last_run(request.output, Path(model.path).name)
+    settings = _choose_threads(request, earlier, say)
     with ExitStack() as stack:
         imaging = None
         if request.picture:
@@ -455,12 +455,19 @@ def run_matrix(
             elif isinstance(runner, LibraryProcess):
                 builds[name] = runner.loaded()
         header = make_header(model, library, request, plan, settings, builds)
-        run, new = _begin(request, header, records, say)
+        if earlier:
+            refuse_another_run(earlier, header)
+            records.runs[earlier.id] = earlier
+            said = f"{len(earlier.measured)} of {plan.n_samples} samples are there"
+            say(f"going on with run {earlier.id}: {said}")
+        else:
+            records.add(header)
+        run = earlier or records.runs[header.run]
         matrix = Matrix(model, request, plan, settings, run, runners, imaging)
         matrix.check()
         keep = [records.add]
         if request.output:
-            writer = stack.enter_context(Writer(request.output, new))
+            writer = stack.enter_context(Writer(request.output, None if earlier else header))
             keep.insert(0, writer.write)
         matrix.on_event = stack.enter_context(watch(matrix))
         for record in matrix.run():
@@ -469,16 +476,17 @@ def run_matrix(
     return matrix
 
 
-def _choose_threads(model: Model, request: MatrixRequest, say: Callable[[str], None]) -> Settings:
+def _choose_threads(
+    request: MatrixRequest, earlier: Run | None, say: Callable[[str], None]
+) -> Settings:
     """The settings with a fixed number of threads, so that samples can be compared: in place of
     "auto", one less than there are cores for each that other programs keep busy. A run that goes on
     keeps its number."""
     cores = settings_module.available_threads()
     if request.settings.n_threads != "auto" or "n_threads" in request.plan.axes:
         return request.settings
-    output = request.output if request.resume else None
-    if output and (run := last_run(output, Path(model.path).name)):
-        threads = run.header.settings.get("n_threads") or cores  # chosen when it began
+    if earlier:
+        threads = earlier.header.settings.get("n_threads") or cores  # chosen when it began
     else:
         threads = machine.threads_beside(cores, machine.busy_cores()) if cores > 1 else 1
         if threads < cores:
@@ -511,20 +519,3 @@ def _runners(
     for name in plan.peers:
         runners[name] = PeerRunner(name, *files)
     return runners
-
-
-def _begin(
-    request: MatrixRequest, header: RunHeader, records: Records, say: Callable[[str], None]
-) -> tuple[Run, RunHeader | None]:
-    """The run, and its header if it is new; else the last run of the file is resumed."""
-    output = request.output if request.resume else None
-    earlier = run_to_resume(output, header) if output else None
-    if earlier is None:
-        records.add(header)
-        return records.runs[header.run], header
-    records.runs[earlier.id] = earlier
-    say(
-        f"going on with run {earlier.id}: {len(earlier.measured)} of {header.plan.n_samples} "
-        "samples are there"
-    )
-    return earlier, None

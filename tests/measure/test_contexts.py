@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,10 +87,10 @@ def test_a_budget_ends_before_a_longer_context(
     class Slow(Runner):
         at = 0
 
-        def begin(self, number: int, task: Task) -> None:
+        def begin(self, key: Hashable, task: Task) -> None:
             clock[0] += (task.n_context - self.at) / 10 + 1
             self.at = task.n_context
-            super().begin(number, task)
+            super().begin(key, task)
 
     plan = Plan((24,), (0, 2), 3, 2, {"n_context": (50, 300, 100)})
     for budget_s, done in ((0.1, 1), (10, 2), (20, 3)):

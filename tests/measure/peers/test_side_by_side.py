@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,14 +29,14 @@ class Peer:
         self._watched = watched
         self.open_sessions: list[int] = []
 
-    def begin(self, number: int, task: Task) -> None:
+    def begin(self, key: Hashable, task: Task) -> None:
         self.open_sessions.append(self._watched.n_open)
         self._task = task
 
-    def advance(self, number: int, goal: int) -> int:
+    def advance(self, key: Hashable, goal: int) -> int:
         return self._task.max_tokens
 
-    def finish(self, number: int) -> tuple[Sample, dict[str, int]]:
+    def finish(self, key: Hashable) -> tuple[Sample, dict[str, int]]:
         return Sample(10, 8, 1, 1, 2, 10, 7, [], [], 7, 1), {}
 
     def drop(self) -> None:
@@ -73,9 +74,9 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
     )
 
     class OneSecond(Runner):
-        def begin(self, number: int, task: Task) -> None:
+        def begin(self, key: Hashable, task: Task) -> None:
             clock[0] += 1
-            super().begin(number, task)
+            super().begin(key, task)
 
     plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",))
     peer = PeerRunner("llama-bench", "m.gguf", -1)
@@ -94,7 +95,7 @@ ValueError: Failed to load model from file: /home/me/my models/m.gguf"""
 
 def test_a_record_says_why_in_a_line_and_not_where(demo: Model, watched: Watched) -> None:
     class Broken(Peer):
-        def begin(self, number: int, task: Task) -> None:
+        def begin(self, key: Hashable, task: Task) -> None:
             raise PeerError(TRACEBACK)
 
     plan = Plan((10,), (0,), 8, 1, peers=("llama-server",))
