@@ -154,6 +154,7 @@ def special_prefix(model: Model) -> list[int]:
 # -- sets of prompts -------------------------------------------------------------------------------
 
 
+_FOLDER = Path(__file__).with_name("prompts")
 #: The classes for which acceptance is usually published.
 CLASSES = ("factual", "thinking", "code", "instruction")
 #: The class of prompts without a class.
@@ -286,32 +287,23 @@ def check_classes(classes: Sequence[str], texts: Sequence[str] = ()) -> None:
             published_prompts(name)
 
 
-def package_prompts(classes: Sequence[str] = CLASSES) -> list[Prompt]:
-    """The prompts of these classes: the package's own, 24 each, written for this project, and those
-    of other packages.
+def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> list[Prompt]:
+    """The prompts of these classes that fit a model: the demo model's own; else the package's, 24
+    each, written for this project, and those of other packages.
 
     Raises:
         UsageError: a class without prompts.
     """
     check_classes(classes)
-    folder, found = Path(__file__).with_name("prompts"), list[Prompt]()
-    for name in classes:
-        if name in PUBLISHED:
-            found += published_prompts(name)
-        else:
-            found += _copies() if name == COPY else read_prompts(folder / f"{name}.jsonl")
-    return found
-
-
-def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> list[Prompt]:
-    """The prompts of these classes that fit a model: the demo model's own, or the package's.
-
-    Raises:
-        UsageError: a class without prompts.
-    """
     demo = demo_prompts() if is_demo(model_path) else []
     own = {name: [prompt for prompt in demo if prompt.kind == name] for name in classes}
-    return [prompt for name in classes for prompt in own[name] or package_prompts([name])]
+    return [prompt for name in classes for prompt in own[name] or _packaged(name)]
+
+
+def _packaged(name: str) -> list[Prompt]:
+    if name in PUBLISHED:
+        return published_prompts(name)
+    return _copies() if name == COPY else read_prompts(_FOLDER / f"{name}.jsonl")
 
 
 def demo_prompts() -> list[Prompt]:
@@ -469,7 +461,7 @@ class Prompts:
 
     Prompts of the classes "text" and "source" are text, which the model continues; "image" has the
     image before the text of "text". The other
-    classes ask the questions of :func:`package_prompts` in a chat, with text before them to reach
+    classes ask the questions of :func:`prompts_for` in a chat, with text before them to reach
     the length; the demo model has questions of its own.
 
     Args:
