@@ -150,16 +150,15 @@ class Results:
         from pyllama_mtp.measure import page
 
         page.require_matplotlib()
-        checked = page.check_kind(kind)
         if ax is not None:
-            page.draw(ax, self.cells, checked)
+            page.draw(ax, self.cells, kind)
             return ax
         from matplotlib import pyplot
 
         with page.theme():
             figure, ax = pyplot.subplots()
             try:
-                page.draw(ax, self.cells, checked)
+                page.draw(ax, self.cells, kind)
             except UsageError:
                 pyplot.close(figure)
                 raise

@@ -48,6 +48,7 @@ from pyllama_mtp.measure.plan import (
     REPEAT,
     SIZES,
     SWITCHES,
+    TEXTS,
     duration,
     parse_duration,
 )
@@ -386,23 +387,24 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
     """Print the cells to stdout as `how` of --format says. `acceptance`: show
     what it is worth even where no questions were asked."""
     from pyllama_mtp.measure import table
-    from pyllama_mtp.measure.worth import acceptance_markdown, has_classes
 
     if how == "json":
         print("[" + ",\n".join(cell.to_json() for cell in table.ordered(cells)) + "]")
         for note in table.waiting_note(cells):
             say(note)
-    elif how == "llama-bench":
+        return
+    if how == "llama-bench":
         print(table.llama_bench(cells))
-    elif how == "markdown":
+        return
+    if how == "markdown":
         print(table.markdown_table(cells, per_round=per_round))
     else:
         table.print_matrix(cells, sys.stdout, per_round=per_round)
-    if how in ("json", "llama-bench"):
-        return
-    asked = acceptance or has_classes(cells)
-    if more := acceptance_markdown(cells) if asked else "":
-        print(f"\n{more}")
+    if acceptance or any(cell.prompt_class not in TEXTS for cell in cells):
+        from pyllama_mtp.measure.worth import acceptance_markdown
+
+        if more := acceptance_markdown(cells):
+            print(f"\n{more}")
 
 
 def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:

@@ -59,6 +59,8 @@ Kind: TypeAlias = tuple[int, str]
 
 #: The class of prompts that begin with the plan's image.
 IMAGE = "image"
+#: Classes of plain text, which the model continues; of IMAGE, after the image.
+TEXTS = ("text", "source", IMAGE)
 #: The class of prompts that ask to write a text again.
 COPY = "copy"
 

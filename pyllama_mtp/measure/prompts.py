@@ -419,8 +419,6 @@ class Imaging:
 # -- prompts of a matrix ---------------------------------------------------------------------------
 
 
-#: Classes of plain text, which the model continues; of IMAGE, after the image.
-TEXTS = ("text", "source", IMAGE)
 _PLACE = "@@THE-TEXT-GOES-HERE@@"
 #: After an image: tokens of text beyond those that are wanted, and the characters by which its
 #: beginning and its end are moved to have as many as that.

@@ -23,9 +23,10 @@ from pyllama_mtp.measure.plan import (
     REPEAT,
     SIZES,
     SWITCHES,
+    TEXTS,
     Plan,
 )
-from pyllama_mtp.measure.prompts import TEXTS, Picture, Prompt, check_classes, source_of_prompts
+from pyllama_mtp.measure.prompts import Picture, Prompt, check_classes, source_of_prompts
 from pyllama_mtp.measure.records import check_output, read_file
 from pyllama_mtp.measure.runner import split_library
 from pyllama_mtp.measure.text import size_name

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pyllama_mtp.drafting.depth import Costs, best_depth, break_even, round_time, speed
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.figures import (
     OURS,
     Cell,
@@ -27,7 +26,6 @@ from pyllama_mtp.measure.figures import (
 )
 from pyllama_mtp.measure.intervals import CONFIDENCE, student, typical_ratio
 from pyllama_mtp.measure.plan import COPY, PLAIN_AXES
-from pyllama_mtp.measure.prompts import TEXTS
 from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
     EQUAL,
@@ -177,11 +175,6 @@ def conditional(samples: Sequence[Sample]) -> list[Rate | None]:
         width = error * student(CONFIDENCE, n - 1)
         rates.append((rate, max(0.0, rate - width), min(1.0, rate + width)))
     return rates
-
-
-def has_classes(cells: Iterable[Cell]) -> bool:
-    """Whether questions were asked, so that acceptance by class is of interest."""
-    return any(cell.prompt_class not in TEXTS for cell in cells)
 
 
 def series_of(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
@@ -371,12 +364,7 @@ def advice(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
 
     Args:
         slow: see :func:`pyllama_mtp.measure.verdict.slow_types`.
-
-    Raises:
-        UsageError: no depth above 0 was measured.
     """
-    if costs.limit < 1:
-        raise UsageError("nothing to recommend: only depth 0 was measured; measure 1 at least")
     typical = percent(TYPICAL_ACCEPTANCE)
     auto = 'where acceptance varies, draft_n_max="auto" finds the depth while generating'
     if best := best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit):

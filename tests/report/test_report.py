@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import page as plots
 from pyllama_mtp.measure.figures import Cell
-from pyllama_mtp.measure.page import KINDS, Kind, curves, write_report
+from pyllama_mtp.measure.page import KINDS, curves, write_report
 
 from ..processes import Cli
 from .conftest import MEASURED, make_cell, make_matrix
@@ -98,7 +98,7 @@ def test_bad_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # -- what is drawn ---------------------------------------------------------------------------------
 
 
-def drawn(cells: list[Cell], kind: Kind) -> Axes:
+def drawn(cells: list[Cell], kind: str) -> Axes:
     axes = Figure().add_subplot()
     plots.draw(axes, cells, kind)
     return axes
@@ -109,7 +109,7 @@ def bars(axes: Axes) -> list[BarContainer]:
 
 
 @pytest.mark.parametrize("kind", KINDS[1:-1])
-def test_one_size_has_bars_from_0_and_several_have_lines(kind: Kind) -> None:
+def test_one_size_has_bars_from_0_and_several_have_lines(kind: str) -> None:
     axes = drawn([make_cell(0), make_cell(2), make_cell(3)], kind)
     assert len(bars(axes)) == (2 if kind.endswith("ratio") else 3)
     assert axes.get_ylim()[0] == 0 and [t.get_text() for t in axes.get_xticklabels()] == ["512"]
@@ -128,7 +128,7 @@ def test_a_chart_over_models_has_bars_of_every_model() -> None:
 
 
 @pytest.mark.parametrize(("kind", "words"), [("decode", "~68"), ("decode-ratio", "~1.7x")])
-def test_one_sample_has_no_bounds_and_two_digits(kind: Kind, words: str) -> None:
+def test_one_sample_has_no_bounds_and_two_digits(kind: str, words: str) -> None:
     once = [make_cell(0, 512, [200], [40]), make_cell(3, 512, [190], [68.4])]
     axes = drawn(once, kind)
     assert words in {text.get_text() for text in axes.texts}
