@@ -344,19 +344,12 @@ def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
     return read_file(path).cells
 
 
-class _Any(Struct):
-    """What every line has: other schemas get a message of their own."""
-
-    schema: Any = None
-
-
 def _decoded(line: bytes) -> Line:
     try:
-        schema = msgspec.json.decode(line, type=_Any).schema
-    except msgspec.ValidationError:
-        schema = None
+        found = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"damaged, not a line of JSON ({error})") from None
+    schema = found.get("schema") if isinstance(found, dict) else None
     if schema is None:
         raise UsageError("not a record of a matrix: no object with a schema")
     if schema != SCHEMA:
@@ -364,10 +357,7 @@ def _decoded(line: bytes) -> Line:
             f"schema {schema!r} is unknown; this version reads {SCHEMA}. "
             "A later version of pyllama-mtp wrote it"
         )
-    try:
-        decoded: Line = checked(Line, line, "a record of a matrix")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(f"damaged, not a line of JSON ({error})") from None
+    decoded: Line = checked(Line, found, "a record of a matrix")
     return decoded
 
 
@@ -383,25 +373,14 @@ def check_output(path: str | os.PathLike[str]) -> None:
     """Refuse, before anything is measured, a file that records cannot be appended to.
 
     Raises:
-        UsageError: the file cannot be written, or it exists and holds something else.
+        UsageError: the file cannot be written, another process is writing to it, or it exists and
+            holds something else.
     """
-    path = Path(path)
-    existed = path.exists()
-    try:
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-            return
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
-    try:
-        read_file(path)
-    except UsageError as error:
-        raise UsageError(
-            f"{error}\n{path} exists and does not hold measurements that can be appended to; "
-            "name another file"
-        ) from None
+    existed = Path(path).exists()
+    with Writer(path, None) as writer:
+        writer.open()
+    if not existed:
+        Path(path).unlink()
 
 
 class Writer:
@@ -414,7 +393,7 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike[str], header: RunHeader | None) -> None:
         self._path, self._header = Path(path), header
-        self._file: int | None = None
+        self._file = -1
 
     def write(self, line: Line) -> None:
         """Append a record.
@@ -423,46 +402,46 @@ class Writer:
             UsageError: another process is writing to this file, or it was damaged meanwhile.
             DiskFullError: there is no room for the record; the file is as it was.
         """
-        if self._file is None:
-            self._file = self._open()
         data = to_line(line)
         if self._header is not None:
             data = to_line(self._header) + data
+        if self._file < 0:
+            there = self.open()
+            os.ftruncate(self._file, there.end)
+            data = b"\n" * there.unclosed + data
         append(self._file, data, self._path)
         self._header = None
 
-    def _open(self) -> int:
+    def open(self) -> Records:
+        """Open the file for this process alone; what it holds. Raises UsageError: see
+        :func:`check_output`."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         try:
-            file = os.open(self._path, flags, 0o666)
+            self._file = os.open(self._path, flags, 0o666)
         except OSError as error:
             raise write_error(error, self._path) from error
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"another process is measuring into {self._path}; wait for it, or name "
-                    "another file"
-                ) from None
-            except OSError:
-                pass  # a file system without locks
-            there = read_file(self._path)
-            os.ftruncate(file, there.end)
-            if there.unclosed:
-                append(file, b"\n", self._path)
-        except BaseException:
-            os.close(file)
-            raise
-        return file
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.__exit__()
+            raise UsageError(
+                f"another process is measuring into {self._path}; wait for it, or name another file"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        try:
+            return read_file(self._path)
+        except UsageError as error:
+            self.__exit__()
+            raise UsageError(f"{error}; name another file for measurements") from None
 
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._file is not None:
+        if self._file >= 0:
             os.close(self._file)
-            self._file = None
+            self._file = -1
 
 
 # -- going on with a run ---------------------------------------------------------------------------
