@@ -47,6 +47,7 @@ def everything() -> list[Cell]:
     for sample in auto.samples:
         sample.looked_up = {"rounds": 10, "drafted": 30, "accepted": 12}
         sample.time_s = {"draft": 0.25}
+        sample.drafted[-1], sample.accepted[-1] = 5, 4  # too few for a rate
     image = ImageFile("photo.jpg", "ab", 640, 480, 77, "mmproj.gguf", "cd")
     pictures = [make_cell(n, prompt_class="image", image=image) for n in (0, 3)]
     for sample in (sample for cell in pictures for sample in cell.samples):
