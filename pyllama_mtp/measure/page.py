@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import write_whole
@@ -166,10 +166,8 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: str) -> None:
         titles, where = [*map(title_of, figures.sections(cells))], ""
         names = [titles[place] for place in places]
         axes.tick_params(axis="x", rotation=20 if len(names) > 3 else 0)
-    if kind == "models" or (len(places) == 1 and kind != "acceptance"):
-        _draw_bars(axes, shown, places, kind)
-    else:
-        _draw_lines(axes, shown, places)
+    bars = kind == "models" or (len(places) == 1 and kind != "acceptance")
+    _draw_curves(axes, shown, places, kind, bars)
     step = 1 if kind == "models" else -(-len(places) // 12)
     axes.set_xticks([*range(len(places))][::step], names[::step])
     axes.set_xlabel(where)
@@ -179,37 +177,24 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: str) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=columns, frameon=False)
 
 
-def _draw_bars(axes: Axes, shown: Sequence[Curve], places: Sequence[int], kind: str) -> None:
-    """Bars side by side at each place; their values above them, if there is room."""
-    width = 0.8 / len(shown)
+def _draw_curves(
+    axes: Axes, shown: Sequence[Curve], places: Sequence[int], kind: str, bars: bool
+) -> None:
+    """Bars side by side at each place, with their values above them if there is room; or lines.
+    Places are evenly spaced."""
+    width = 0.8 / len(shown) if bars else 0
     for number, curve in enumerate(shown):
         shift = (number - (len(shown) - 1) / 2) * width
-        bars = axes.bar(
-            [places.index(point.x) + shift for point in curve.points],
-            [point.y for point in curve.points],
-            width,
-            yerr=_bounds(curve),
-            color=f"C{curve.number % 10}",
-            ecolor="gray",
-            capsize=3,
-            label=curve.label,
-        )
+        at = [places.index(point.x) + shift for point in curve.points]
+        values, color = [point.y for point in curve.points], f"C{curve.number % 10}"
+        same: dict[str, Any] = {"yerr": _bounds(curve), "color": color, "label": curve.label}
+        if not bars:
+            look = "o-" if curve.number < 10 else "s--"
+            axes.errorbar(at, values, fmt=look, capsize=3, **same)
+            continue
+        drawn = axes.bar(at, values, width, ecolor="gray", capsize=3, **same)
         if len(places) * len(shown) <= 12:
-            axes.bar_label(bars, [_value(point, kind) for point in curve.points], padding=3)
-
-
-def _draw_lines(axes: Axes, shown: Sequence[Curve], places: Sequence[int]) -> None:
-    """Places are evenly spaced."""
-    for curve in shown:
-        axes.errorbar(
-            [places.index(point.x) for point in curve.points],
-            [point.y for point in curve.points],
-            _bounds(curve),
-            fmt="o-" if curve.number < 10 else "s--",
-            color=f"C{curve.number % 10}",
-            capsize=3,
-            label=curve.label,
-        )
+            axes.bar_label(drawn, [_value(point, kind) for point in curve.points], padding=3)
 
 
 def _bounds(curve: Curve) -> list[list[float]] | None:
