@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.run import Matrix
 
 #: The demo model's samples are short, so their noise is large and repeats cost little.
-DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
+DEMO_REPEAT, DEMO_BUDGET = 15, 270.0
 #: Without --model, --prompt-sizes, --depths and --image: see `first_look`.
-FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET, FIRST_REPEATS = (512,), 128, "75s", 3
+FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET, FIRST_REPEATS = (512,), 128, 75.0, 3
 #: Memory, in bytes, that the synthetic model of a first look needs with its sessions side by side.
 EXAMPLE_MEMORY = 2 * 2**30
 #: Its share of the time.
@@ -201,15 +201,11 @@ def add_budget_option(parser: argparse._ActionsContainer) -> None:
     """Add --budget."""
     parser.add_argument(
         "--budget",
+        type=parsing.told(parse_duration),
         metavar="TIME",
         help="when to stop, as in 90s, 10m, 1h: after it no further repeat begins, nor a longer "
         "context of --at. First repeats come first; what is left out is reported",
     )
-
-
-def budget(args: argparse.Namespace) -> float | None:
-    """The seconds of --budget; None: no limit."""
-    return None if args.budget is None else parse_duration(args.budget)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -273,9 +269,9 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
     for name, usual in SWITCHES.items():
         if (values := getattr(args, name)) != (usual,):
             axes[name] = values
-    repeat, limit, least = args.repeat, budget(args), 0
+    repeat, limit, least = args.repeat, args.budget, 0
     if repeat is None and args.model is None:
-        limit = limit or parse_duration(FIRST_BUDGET if first else DEMO_BUDGET)
+        limit = limit or (FIRST_BUDGET if first else DEMO_BUDGET)
         repeat, least = DEMO_REPEAT, FIRST_REPEATS if first and args.budget is None else 0
     return MatrixRequest(
         sizes=FIRST_SIZES if first else args.prompt_sizes,

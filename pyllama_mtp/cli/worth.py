@@ -164,7 +164,7 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         libraries=("" if args.lib is None else args.lib,),
         placement=options.placement(args),
         questions=own,
-        budget_s=matrix.budget(args),
+        budget_s=args.budget,
         output=args.output,
     )
 

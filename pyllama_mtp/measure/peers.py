@@ -53,25 +53,22 @@ _OBTAIN = (
 _STOP_S = 3.0  # a server in the middle of an answer does not end by itself
 
 
-def child_environment() -> dict[str, str]:
-    """This process's environment without the variables that are settings of either side."""
-    prefixes = ("LLAMA_ARG_", "PYLLAMA_MTP_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-
-
 @contextlib.contextmanager
 def running(name: str, command: Sequence[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
-    """A program without input, which ends with all that it has started, by force if it does not end
-    by itself. `name`: for messages; `streams`: as of Popen.
+    """A program without input and without the environment variables that are settings of either
+    side. It ends with all that it has started, by force if it does not end by itself. `name`: for
+    messages; `streams`: as of Popen.
 
     Raises:
         PeerError: the program cannot be started.
     """
+    settings = ("LLAMA_ARG_", "PYLLAMA_MTP_")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
     try:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            env=child_environment(),
+            env=own,
             start_new_session=True,
             preexec_fn=end_with_parent,
             text=True,
@@ -381,9 +378,11 @@ class LlamaServer:
 
     def __enter__(self) -> LlamaServer:
         """Start it. Raises PeerError when it is not ready in time, or ends."""
-        port = free_port()
+        with socket.socket() as probe:  # a port on which nobody listens now
+            probe.bind((HOST, 0))
+            port = str(probe.getsockname()[1])
         self.url = f"http://{HOST}:{port}"
-        command = [*self._command, "--host", HOST, "--port", str(port)]
+        command = [*self._command, "--host", HOST, "--port", port]
         with contextlib.ExitStack() as stack:
             self._log: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
             streams = {"stdout": self._log, "stderr": subprocess.STDOUT}
@@ -448,13 +447,6 @@ class LlamaServer:
             raise PeerError(f"{_SERVER} answered what is no JSON: {error}") from error
         except (OSError, HTTPException) as error:
             raise PeerError(f"{_SERVER}: {error}; {last_words(self.said())}") from error
-
-
-def free_port() -> int:
-    """A port of the loopback interface on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 # -- samples ---------------------------------------------------------------------------------------

@@ -164,15 +164,9 @@ class Skipped(OfCell, tag="skipped"):
     reason: str
 
 
-class Dropped(_Line, tag="dropped"):
-    """Of older files: which groups a time budget left out. The samples that are there tell it."""
-
-
-class Profiled(_Line, tag="profile"):
-    """Of older files: where the time of a prompt went."""
-
-
-Line = RunHeader | Measured | Skipped | Dropped | Profiled
+#: Lines of older files: which groups a budget left out, where the time of a prompt went.
+_OLDER = ("dropped", "profile")
+Line = RunHeader | Measured | Skipped
 
 
 def as_read(value: Any) -> Any:
@@ -303,7 +297,7 @@ class Records:
             self.runs[line.run] = Run(line)
         elif run is None:
             raise UsageError(f"run {line.run} has not begun")
-        elif not isinstance(line, Dropped | Profiled):
+        else:
             run.add(line)
 
 
@@ -328,8 +322,8 @@ def read_file(path: str | os.PathLike[str]) -> Records:
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         closed = line.endswith(b"\n")
         try:
-            if line.strip():
-                records.add(_decoded(line))
+            if line.strip() and (decoded := _decoded(line)):
+                records.add(decoded)
         except UsageError as error:
             if not closed and any(start.startswith(line[: len(start)]) for start in _BEGINNINGS):
                 break
@@ -344,7 +338,8 @@ def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
     return read_file(path).cells
 
 
-def _decoded(line: bytes) -> Line:
+def _decoded(line: bytes) -> Line | None:
+    """The record; None for one that only older files have."""
     try:
         found = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -357,6 +352,8 @@ def _decoded(line: bytes) -> Line:
             f"schema {schema!r} is unknown; this version reads {SCHEMA}. "
             "A later version of pyllama-mtp wrote it"
         )
+    if found.get("kind") in _OLDER:
+        return None
     decoded: Line = checked(Line, found, "a record of a matrix")
     return decoded
 
