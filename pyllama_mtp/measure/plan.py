@@ -346,11 +346,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         return size + self.max_tokens + deepest + 1
 
 
-def padded_context(needed: int, limit: int) -> int:
-    """The context for `needed` tokens, at most `limit`: llama.cpp pads contexts to 256 tokens."""
-    return min(-(-needed // 256) * 256, limit)
-
-
 def _check_distinct(name: str, values: Sequence[object]) -> None:
     if len(set(map(repr, values))) != len(values):
         raise UsageError(f"{name} {', '.join(map(str, values))} name one value twice")

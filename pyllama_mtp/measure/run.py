@@ -29,7 +29,7 @@ from pyllama_mtp import settings as settings_module
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
 from pyllama_mtp.measure.figures import Sample
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
-from pyllama_mtp.measure.plan import SWITCHES, Key, Kind, Plan, padded_context
+from pyllama_mtp.measure.plan import SWITCHES, Key, Kind, Plan
 from pyllama_mtp.measure.prompts import ImageText, Imaging, Prompts
 from pyllama_mtp.measure.records import (
     Build,
@@ -400,7 +400,8 @@ class Matrix:
     def _n_ctx(self, size: int, n_context: int) -> int:
         """The context of the cells of a size after so many tokens."""
         needed = n_context + self.plan.context_needed(size or self._longest)
-        return self._settings.n_ctx or padded_context(needed, self._model.n_ctx_train)
+        padded = -(-needed // 256) * 256  # as llama.cpp pads contexts
+        return self._settings.n_ctx or min(padded, self._model.n_ctx_train)
 
 
 def brief(reason: str) -> str:

@@ -12,7 +12,6 @@ import pytest
 
 from pyllama_mtp import Generation, Model
 from pyllama_mtp.bench import matrix
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.compare import compare
 from pyllama_mtp.measure.page import curves
 from pyllama_mtp.measure.plan import Plan
@@ -36,20 +35,6 @@ def test_a_repeat_goes_on_from_length_to_length() -> None:
     assert orders[0] == [(at, depth) for at in (50, 100) for depth in (0, 2, 3)]
     assert orders[1] == [(at, depth) for at in (50, 100) for depth in (3, 2, 0)]
     assert orders[2] == [(at, depth) for at in (50, 100) for depth in (2, 3, 0)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"sizes": (24, 48)}, "one prompt size"),
-        ({"classes": ("code",)}, "classes text and source"),
-        ({"axes": {**PLAN.axes, "n_sequences": (2,)}}, "several sequences"),
-    ],
-)
-def test_what_needs_an_empty_context_is_refused(changes: dict[str, Any], message: str) -> None:
-    given = {"sizes": (24,), "depths": (0,), "max_tokens": 9, "repeat": 1, "axes": PLAN.axes}
-    with pytest.raises(UsageError, match=message):
-        Plan(**{**given, **changes})
 
 
 def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> None:

@@ -67,6 +67,9 @@ def test_nobody_is_always_first_and_neighbours_change_sides() -> None:
             ((5,), (2,), 1, 1, {"n_sequences": (2,)}, ("text",), ("",), ("llama-bench",)),
             "other programs are measured with one sequence",
         ),
+        (((5, 6), (0,), 1, 1, {"n_context": (50,)}), "one prompt size"),
+        (((5,), (0,), 1, 1, {"n_context": (50,)}, ("code",)), "classes text and source"),
+        (((5,), (0,), 1, 1, {"n_context": (9,), "n_sequences": (2,)}), "several sequences"),
         (((5,), (0,), 1, 1, {}, ("a", "a")), "classes a, a name one value twice"),
         (((5,), (0,), 1, 1, {}, ("text",), ("a", "a")), "libraries a, a name one value twice"),
         (
