@@ -25,7 +25,7 @@ from pyllama_mtp.measure.figures import (
     series_key,
 )
 from pyllama_mtp.measure.intervals import CONFIDENCE, student, typical_ratio
-from pyllama_mtp.measure.plan import COPY, PLAIN_AXES
+from pyllama_mtp.measure.plan import COPY
 from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
     EQUAL,
@@ -188,15 +188,10 @@ def series_of(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
     varies = [len({*values}) > 1 for values in zip(*keys, strict=True)]
     series = {}
     for key, own in keys.items():
-        plain = [cell for cell in ours if not cell.n_max and _plain(cell) == _plain(own[0])]
+        plain = {id(base): base for cell in own if (base := base_of(cell, ours))}
         words = (value for value, several in zip(key, varies, strict=True) if several and value)
-        series[", ".join(words)] = [*plain, *own]
+        series[", ".join(words)] = [*plain.values(), *own]
     return series
-
-
-def _plain(cell: Cell) -> tuple[str, ...]:
-    """What a cell has in common with its cells without MTP, of all sizes and classes."""
-    return cell.run, cell.model, cell.variant, *(cell.axis(name) for name in PLAIN_AXES)
 
 
 def acceptance_groups(cells: Iterable[Cell]) -> dict[int, dict[str, list[Sample]]]:
