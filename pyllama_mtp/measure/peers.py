@@ -496,7 +496,8 @@ class PeerRunner(SideBySide):
         if self.missing:
             raise self.missing
         options = PeerOptions(task.settings, *self._model)
-        self._sample = measure(self._peer, options, task, self._picture)
+        measure = self._by_bench if self.build.program == "llama-bench" else self._by_server
+        self._sample = measure(options, task)
         measured = (self._sample.n_prompt, self._sample.n_generated)
         wanted = (len(task.prompts[0]) - task.n_context, task.max_tokens)
         if measured != wanted:
@@ -513,59 +514,45 @@ class PeerRunner(SideBySide):
         """Return the sample; its memory is not known."""
         return self._sample, {}
 
-
-def measure(
-    peer: Installed, options: PeerOptions, task: Task, picture: Picture | None = None
-) -> Sample:
-    """Measure one sample with a program; a fresh server is warmed up by a short completion.
-
-    Raises:
-        PeerError: the program failed, takes no images, or its answer cannot be read.
-    """
-    prompt = task.prompts[0]
-    if peer.build.program == "llama-bench":
-        if isinstance(prompt, ImageText):
-            raise PeerError("llama-bench takes no images")
-        n_prompt = len(prompt) - task.n_context
-        return _by_llama_bench(peer, options, n_prompt, task.max_tokens - 1, task.n_context)
-    seed = zlib.crc32(repr(prompt).encode()) % 2**31  # imposes acceptance; differs by text
-    n_first = min(WARM_UP_TOKENS, task.max_tokens)
-    with LlamaServer(peer.command[0], server_options(options)) as server:
+    def _by_server(self, options: PeerOptions, task: Task) -> Sample:
+        """By a fresh server, which is warmed up by a short completion."""
         first: Any
         whole: Any
-        if not isinstance(prompt, ImageText):
-            first, whole = prompt[: task.warm_up], prompt
-        elif picture is None:
-            raise PeerError("there is no image for the prompts")
-        else:
-            images = [picture.png()]
-            shorter = prompt.text[: len(prompt.text) * task.warm_up // len(prompt)]
-            first, whole = (
-                server.image_prompt(IMAGE_MARKER + text, images) for text in (shorter, prompt.text)
-            )
-        server.complete(completion_request(first, n_first, seed))
-        request = completion_request(whole, task.max_tokens, seed)
-        if task.n_context:
-            request["cache_prompt"] = True
-            filling = {**request, "prompt": whole[: task.n_context], "n_predict": 0}
-            server.complete(filling)
-        return parse_timings(server.complete(request), task.n_context)
+        (prompt,) = task.prompts
+        seed = zlib.crc32(repr(prompt).encode()) % 2**31  # imposes acceptance; differs by text
+        with LlamaServer(self._peer.command[0], server_options(options)) as server:
+            if isinstance(prompt, ImageText):
+                images = [self._picture.png()] if self._picture else []
+                shorter = prompt.text[: len(prompt.text) * task.warm_up // len(prompt)]
+                first, whole = (
+                    server.image_prompt(IMAGE_MARKER + text, images)
+                    for text in (shorter, prompt.text)
+                )
+            else:
+                first, whole = prompt[: task.warm_up], prompt
+            n_first = min(WARM_UP_TOKENS, task.max_tokens)
+            server.complete(completion_request(first, n_first, seed))
+            request = completion_request(whole, task.max_tokens, seed)
+            if task.n_context:
+                request["cache_prompt"] = True
+                server.complete({**request, "prompt": whole[: task.n_context], "n_predict": 0})
+            return parse_timings(server.complete(request), task.n_context)
 
+    def _by_bench(self, options: PeerOptions, task: Task) -> Sample:
+        """`pp`: random tokens, with one row of logits per batch, after those in the context; then,
+        in another process, `tg` after these and the prompt: random tokens without sampling."""
 
-def _by_llama_bench(
-    peer: Installed, options: PeerOptions, n_prompt: int, n_decode: int, n_context: int
-) -> Sample:
-    """`pp`: random tokens, with one row of logits per batch, after `n_context` of them; then, in
-    another process, `tg` after these and the prompt: random tokens without sampling. `n_decode` 0:
-    `pp` only."""
+        def run(*test: object) -> tuple[float, int, int]:
+            command = [*self._peer.command, *options.arguments(), *map(str, test)]
+            command += ["-r", "1", "-o", "json"]
+            return parse_llama_bench(output("llama-bench", *command, timeout_s=TIMEOUT_S)[0])
 
-    def run(*test: object) -> tuple[float, int, int]:
-        command = [*peer.command, *options.arguments(), *map(str, test), "-r", "1", "-o", "json"]
-        return parse_llama_bench(output(peer.build.program, *command, timeout_s=TIMEOUT_S)[0])
-
-    filled = ("-d", n_context) if n_context else ()
-    prefill_tps, n_prompt, _ = run("-p", n_prompt, "-n", 0, *filled)
-    decode_tps = 0.0
-    if n_decode:
-        decode_tps, _, n_decode = run("-p", 0, "-n", n_decode, "-d", n_context + n_prompt)
-    return made_sample(n_prompt, n_decode, prefill_tps, decode_tps)
+        (prompt,) = task.prompts
+        if isinstance(prompt, ImageText):
+            raise PeerError("llama-bench takes no images")
+        filled = ("-d", task.n_context) if task.n_context else ()
+        n_decode, decode_tps = task.max_tokens - 1, 0.0
+        prefill_tps, n_prompt, _ = run("-p", len(prompt) - task.n_context, "-n", 0, *filled)
+        if n_decode:
+            decode_tps, _, n_decode = run("-p", 0, "-n", n_decode, "-d", len(prompt))
+        return made_sample(n_prompt, n_decode, prefill_tps, decode_tps)
