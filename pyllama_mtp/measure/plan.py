@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, TypeAlias
 
@@ -372,27 +372,26 @@ def axis_words(value: Any) -> str:
 
 
 def axis_value(name: str, word: str) -> Any:
-    """The inverse of :func:`axis_words`, for this axis.
-
-    Raises:
-        UsageError: the word is none of its values.
-    """
-    usual = getattr(Settings, name, None)
-    if name == "synthetic_acceptance" and ":" in word:
-        return falling_rates(name, word)
+    """The inverse of :func:`axis_words`, for this axis. A word that is no value stays a word."""
+    field = Settings.__dataclass_fields__.get(name)
+    read: Callable[[str], Any] = field.metadata["kind"].read if field else int
+    if name == "synthetic_acceptance":
+        read = _rates
+    elif field and isinstance(field.default, bool):
+        return {"on": True, "off": False, "true": True, "false": False}.get(word.lower(), word)
     try:
-        if isinstance(usual, bool):
-            return {"on": True, "off": False, "true": True, "false": False}[word]
-        if name == "synthetic_acceptance":
-            rate, power, n = word.partition("^")
-            if power:
-                return tuple(powers(float(rate), int(n)))
-            return None if word == "none" else tuple(float(rate) for rate in word.split("/"))
-        if name in ("n_threads", "n_ubatch"):  # a number or "auto"
-            return word if word == usual else int(word)
-        return (int if usual is None else type(usual))(word)
-    except (KeyError, ValueError):
-        raise UsageError(f"{word!r} is no value of the axis {name}") from None
+        return read(word)
+    except ValueError:
+        return word
+
+
+def _rates(word: str) -> tuple[float, ...] | None:
+    rate, power, n = word.partition("^")
+    if power:
+        return tuple(powers(float(rate), int(n)))
+    if ":" in word:
+        return falling_rates("synthetic_acceptance", word)
+    return None if word == "none" else tuple(map(float, word.split("/")))
 
 
 def powers(rate: float, n: int) -> list[float]:
