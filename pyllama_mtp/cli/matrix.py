@@ -42,6 +42,7 @@ from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import read_text
 from pyllama_mtp.measure.plan import (
     DEPTHS,
+    DRAFT_AXES,
     FILLED_SIZES,
     MAX_TOKENS,
     PEERS,
@@ -266,7 +267,8 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
     axes: dict[str, Any] = dict(named)
     if len(axes) < len(named):
         raise UsageError("--axis names one axis twice; give all of its values at once")
-    for name, usual in SWITCHES.items():
+    switches = {name: DRAFT_AXES[name] for name in SWITCHES}
+    for name, usual in switches.items():
         if (values := getattr(args, name)) != (usual,):
             axes[name] = values
     repeat, limit, least = args.repeat, args.budget, 0
@@ -280,7 +282,7 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
         repeat=repeat or REPEAT,
         classes=args.classes,
         axes=axes,
-        settings=options.settings_from(args, "auto", **SWITCHES),
+        settings=options.settings_from(args, "auto", **switches),
         sampling=options.sampling_from(args),
         command=[PROGRAM, *sys.argv[1:]],
         libraries=args.variants or ("" if args.lib is None else args.lib,),

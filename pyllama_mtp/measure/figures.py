@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from pyllama_mtp.measure.intervals import Ratio, typical_ratio
-from pyllama_mtp.measure.plan import AXES, COPY, PLAIN_AXES, Key, axis_name
+from pyllama_mtp.measure.plan import AXES, COPY, DRAFT_AXES, PLAIN_AXES, Key, axis_name, axis_words
 from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
@@ -270,8 +270,12 @@ class Cell:
         return emitted / self.rounds if self.rounds else None
 
     def axis(self, name: str) -> str:
-        """The value on an axis in words, as it was asked for; "" where the axis does not matter."""
-        return self.key.axis(name)
+        """The value on an axis in words, as it was asked for; of one of drafts that the plan does
+        not have the default; "" where the axis does not matter."""
+        matters = self.n_max and name in DRAFT_AXES and (name != "ngram" or self.adaptive)
+        if name in self.axes or not matters or self.program != OURS:
+            return self.key.axis(name)
+        return axis_words(DRAFT_AXES[name])
 
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""
@@ -423,7 +427,7 @@ class Dimension:
 
 
 def _axis(name: str) -> Dimension:
-    within = () if name in PLAIN_AXES else ("mode",)
+    within = () if name in PLAIN_AXES else ("program", "mode")
     return Dimension(name, partial(Cell.axis, name=name), within, axis_name(name) + " {}")
 
 

@@ -27,30 +27,26 @@ SIZES, FILLED_SIZES = (512, 1024, 2048), (512,)
 MAX_TOKENS, REPEAT = 256, 7
 #: Other programs that can be measured, and whether they can draft with the MTP head.
 PEERS = {"llama-server": True, "llama-bench": False}
-#: The fields of `Settings` on which the cost of MTP depends, with their defaults. They have options
-#: of their own.
-SWITCHES = {
-    name: str(getattr(Settings, name))
-    for name in ("prompt_rows", "prompt_sync", "hidden", "draft_vocab")
-}
 #: Axes that other programs have, too.
 SHARED_AXES = ("n_batch", "n_ubatch", "n_threads", "flash_attn", "cache_type_k", "cache_type_v")
 #: Axes that are no fields of `Settings`: sequences that are generated at once, and tokens in the
 #: context before the prompt.
 OWN_AXES = ("n_sequences", "n_context")
 #: Axes of other programs.
-PEER_AXES = (*SHARED_AXES, "synthetic_acceptance", "n_context")
+PEER_AXES = (*SHARED_AXES, "p_min", "synthetic_acceptance", "n_context")
 #: Axes that matter without MTP, too.
 PLAIN_AXES = (*SHARED_AXES, "checkpoints", *OWN_AXES)
+#: Axes that matter only to drafts, with their defaults, with which no MTP is measured.
+DRAFT_AXES: dict[str, Any] = {
+    field.name: field.default
+    for field in fields(Settings)
+    if field.name
+    not in ("n_ctx", "rope", "draft_n_max", "synthetic_acceptance", *PLAIN_AXES, *STORE)
+}
+#: Those of them that have options of their own, for several values, and columns in all records.
+SWITCHES = ("prompt_rows", "prompt_sync", "hidden", "draft_vocab")
 #: All axes of a plan.
-AXES = (
-    *SWITCHES,
-    *PLAIN_AXES,
-    *sorted(
-        {field.name for field in fields(Settings)}
-        - {"n_ctx", "rope", "draft_n_max", *SWITCHES, *PLAIN_AXES, *STORE}
-    ),
-)
+AXES = (*PLAIN_AXES, *DRAFT_AXES, "synthetic_acceptance")
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -146,11 +142,8 @@ class Key(Struct, frozen=True):
         return replace(self, n_max=0, adaptive=False, axes=axes)
 
     def axis(self, name: str) -> str:
-        """The value on an axis in words; "" where the axis does not matter. A switch that is not
-        among the axes has its default."""
-        if name in self.axes:
-            return axis_words(self.axes[name])
-        return SWITCHES.get(name, "") if self.n_max else ""
+        """The value on an axis in words; "" where the axis does not matter, or is none of these."""
+        return axis_words(self.axes[name]) if name in self.axes else ""
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):

@@ -31,7 +31,7 @@ from msgspec import Meta, Struct
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append, write_error
 from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell, Sample
-from pyllama_mtp.measure.plan import IMAGE, SWITCHES, Count, Key, Plan
+from pyllama_mtp.measure.plan import DRAFT_AXES, IMAGE, Count, Key, Plan
 
 if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Device, Library
@@ -238,7 +238,7 @@ class Run:
 
     def _key(self, line: OfCell) -> Key:
         """The cell of a line; in older files its switches are among the settings only."""
-        varied = [name for name in SWITCHES if name in self.header.plan.axes]
+        varied = [name for name in DRAFT_AXES if name in self.header.plan.axes]
         if not (varied and line.cell.n_max) or line.cell.build in self.header.plan.peers:
             return line.cell
         switches = {name: line.settings[name] for name in varied if name in line.settings}

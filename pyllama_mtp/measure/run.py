@@ -29,7 +29,7 @@ from pyllama_mtp import settings as settings_module
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
 from pyllama_mtp.measure.figures import Sample
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
-from pyllama_mtp.measure.plan import SWITCHES, Key, Kind, Plan
+from pyllama_mtp.measure.plan import DRAFT_AXES, Key, Kind, Plan
 from pyllama_mtp.measure.prompts import ImageText, Imaging, Prompts
 from pyllama_mtp.measure.records import (
     Build,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Library
 
 #: The fields of `Settings` for which every cell has its own value.
-OWN_SETTINGS = ("n_ctx", "draft_n_max", "synthetic_acceptance", *SWITCHES)
+OWN_SETTINGS = ("n_ctx", "draft_n_max", "synthetic_acceptance")
 _FINGERPRINT = 2**20  # bytes at either end of a model file
 
 
@@ -95,7 +95,7 @@ def make_header(
     """
     from pyllama_mtp import __version__
 
-    shared = dataclasses.asdict(settings)
+    shared = {**dataclasses.asdict(settings), **DRAFT_AXES}
     for name in (*OWN_SETTINGS, *STORE):
         shared.pop(name)
     if not settings.rope.given:
@@ -373,7 +373,8 @@ class Matrix:
         names = dict.fromkeys((*OWN_SETTINGS, *key.settings))
         own = {name: getattr(settings, name) for name in names}
         own["synthetic_acceptance"] = own["synthetic_acceptance"] or None
-        own["draft_vocab"] = without_folders(str(own["draft_vocab"]))
+        if "draft_vocab" in own:
+            own["draft_vocab"] = key.axis("draft_vocab")
         return {"run": self._run, "time": now(), "cell": key, "settings": as_read(own)}
 
     def _skip(self, key: Key, repeat: int, reason: str) -> Skipped:
@@ -384,7 +385,7 @@ class Matrix:
     def _cell_settings(self, key: Key) -> Settings:
         """The settings of one cell; :class:`.MatrixRequest` says which fields are replaced."""
         own: dict[str, Any] = {"synthetic_acceptance": self._settings.synthetic_acceptance}
-        own |= {**SWITCHES, **key.settings}
+        own |= {**DRAFT_AXES, **key.settings}
         if own["synthetic_acceptance"] and not key.adaptive:
             own["synthetic_acceptance"] = own["synthetic_acceptance"][: key.n_max] or None
         vocabulary = own["draft_vocab"]

@@ -286,10 +286,7 @@ def _with_images(cells: Iterable[Cell]) -> bool:
 
 
 def axis_shown(cell: Cell, name: str) -> str:
-    """The value on an axis that counts: of `prompt_sync` what "auto" came down to; none of a switch
-    for other programs."""
-    if name in SWITCHES and cell.program != OURS:
-        return ""
+    """The value on an axis that counts: of `prompt_sync` what "auto" came down to."""
     used = cell.samples[-1].prompt_sync if name == "prompt_sync" and cell.samples else ""
     return used or cell.axis(name)
 
@@ -545,11 +542,7 @@ def ordered(cells: Sequence[Cell]) -> list[Cell]:
             cell.n_context,
             programs.index((cell.run, cell.program, cell.variant)),
             *(cell.adaptive, cell.n_max),
-            [
-                (value is None, str(value).rjust(9))
-                for name, value in cell.axes.items()
-                if name not in SWITCHES  # these stay in the order in which they were asked for
-            ],
+            [(value is None, str(value).rjust(9)) for name, value in cell.axes.items()],
         ),
     )
 

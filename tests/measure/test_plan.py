@@ -30,11 +30,7 @@ def test_a_key_is_one_whatever_the_order_of_its_axes() -> None:
     other = Key("", 5, "text", 2, 1, axes={"hidden": "pre-norm", "n_context": 8})
     assert one == other and len({one, other}) == 1
     assert one.plain == Key("", 5, "text", 0, 1, axes={"n_context": 8})
-    assert (one.axis("hidden"), one.axis("prompt_rows"), one.axis("p_min")) == (
-        "pre-norm",
-        "last",
-        "",
-    )
+    assert (one.axis("hidden"), one.axis("prompt_rows")) == ("pre-norm", "")
 
 
 def test_the_first_repeat_of_everything_comes_first() -> None:
@@ -118,12 +114,12 @@ def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:
             ("", 2, ("cache_type_k", "p_min")),
             ("", "auto", ("cache_type_k", "ngram", "p_min")),
             ("llama-server", 0, ("cache_type_k",)),
-            ("llama-server", 2, ("cache_type_k",)),
+            ("llama-server", 2, ("cache_type_k", "p_min")),
             ("llama-bench", 0, ("cache_type_k",)),
         ],
         key=str,
     )
-    assert len({*cells(plan)}) == len(cells(plan)) == 2 + 4 + 8 + 3 * 2
+    assert len({*cells(plan)}) == len(cells(plan)) == 2 + 4 + 8 + 2 + 4 + 2
     last = next(one for one in reversed(cells(plan)) if not one.build)
     assert plan.label(last) == "depth auto, cache type k q8_0, ngram off, p min 0.5"
 
