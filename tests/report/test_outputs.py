@@ -22,7 +22,14 @@ from pyllama_mtp.measure.compare import compare, markdown, print_comparison
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.plan import ImageFile
-from pyllama_mtp.measure.table import llama_bench, markdown_table, print_matrix, waiting_note
+from pyllama_mtp.measure.table import (
+    llama_bench,
+    markdown_table,
+    print_matrix,
+    records,
+    to_csv,
+    waiting_note,
+)
 from pyllama_mtp.measure.text import telemetry_lines
 from pyllama_mtp.measure.verdict import slow_verdict, summary
 from pyllama_mtp.measure.worth import acceptance_markdown, tune_markdown
@@ -236,6 +243,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "everything.md": lambda: markdown_table(everything(), per_round=True),
     "everything.txt": lambda: printed(everything(), None),
     "llama-bench.md": lambda: llama_bench(pasted()),
+    "everything.csv": lambda: to_csv(records(everything())),
     "headless.md": lambda: markdown_table(headless()),
     "contexts.md": lambda: markdown_table(
         [make_cell(n, axes={"n_context": at}) for at in (16384, 1024) for n in (0, 3)]

@@ -3,7 +3,6 @@ page are in test_outputs.py."""
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -46,20 +45,6 @@ def test_the_files_of_a_real_result(cli: Cli, tmp_path: Path) -> None:
     text = page(folder)
     assert len(re.findall(r'<img src="data:image/svg', text)) == 5
     assert not re.search(r"""(?:src|href|srcset)=["'](?!data:)|<script|@import|url\(""", text)
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_the_same_figures_in_every_table(tmp_path: Path) -> None:
-    cells = [make_cell(0, decode=[10, 20, 40]), make_cell(3, decode=[15, 40, 40])]
-    write_report(cells, tmp_path)
-    markdown = (tmp_path / "tables.md").read_text()
-    row = "| 512 | MTP 3 | 200.0 | 190.0-210.0 | 1.00x | 1.00-1.00 | 0.0 | 40.0 | 15.0-40.0 |"
-    assert f"{row} ~1.46x |" in markdown
-    assert "40.0||15.0-40.0||~1.46x||" in re.sub(r"<[^>]+>", "|", page(tmp_path))
-    plain, mtp = csv.DictReader((tmp_path / "tables.csv").open())
-    assert plain["decode_ratio"] == "" and round(float(mtp["decode_ratio"]), 3) == 1.457
-    assert (mtp["decode_tps"], mtp["decode_tps_low"]) == ("40.0", "15.0")
-    assert float(mtp["acceptance_1"]) == 0.8
 
 
 @pytest.mark.usefixtures("unrendered")
