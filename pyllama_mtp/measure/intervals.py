@@ -33,11 +33,6 @@ class Ratio:
     n: int
 
     @property
-    def scatter(self) -> float:
-        """The farther bound's distance from the value, as a part of it; infinite from one pair."""
-        return (self.high or math.inf) / self.value - 1
-
-    @property
     def holds_one(self) -> bool:
         """Whether noise can be all of it."""
         return self.low is None or self.high is None or self.low <= 1 <= self.high

@@ -109,7 +109,10 @@ class Workload:
         self._model = model
         self._texts = iter(stdlib_texts() if texts is None else texts)
         self._tokens: list[int] = []
-        self._prefix = special_prefix(model)
+        plain = model.tokenize("a", add_special=False)
+        full = model.tokenize("a", add_special=True)
+        known = full[-len(plain) :] == plain
+        self._prefix = full[: len(full) - len(plain)] if known else []  # usually none for Qwen
 
     def prompt(self, n_tokens: int, repeat: int = 0) -> list[int]:
         """Exactly `n_tokens` token ids, a leading BOS of the model included.
@@ -118,16 +121,18 @@ class Workload:
             UsageError: there is no text at all, or `n_tokens` leaves no room for any.
         """
         around = len(self._prefix)
-        n_text = n_tokens - around
-        if n_text < 1:
+        if n_tokens <= around:
             raise UsageError(
                 f"a prompt of {n_tokens} tokens is too short; give at least {around + 1}"
             )
-        start = repeat * n_text
-        self._fill(start + n_text)
+        return self._prefix + self.text(n_tokens - around, repeat)
+
+    def text(self, n_tokens: int, repeat: int) -> list[int]:
+        """The same without the BOS."""
+        start = repeat * n_tokens
+        self._fill(start + n_tokens)
         size = len(self._tokens)
-        text = [self._tokens[(start + i) % size] for i in range(n_text)]
-        return self._prefix + text
+        return [self._tokens[(start + i) % size] for i in range(n_tokens)]
 
     def _fill(self, n_tokens: int) -> None:
         """Tokenize documents until there are `n_tokens`, or no more text."""
@@ -142,13 +147,6 @@ def source_of_prompts(file: str | None, text: str | None) -> str:
     if file is None or text is None:
         return f"standard library of Python {platform.python_version()}"
     return f"{Path(file).name}, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def special_prefix(model: Model) -> list[int]:
-    """The tokens that the model wants before any text (BOS); usually none for Qwen."""
-    plain = model.tokenize("a", add_special=False)
-    full = model.tokenize("a", add_special=True)
-    return full[: len(full) - len(plain)] if full[-len(plain) :] == plain else []
 
 
 # -- sets of prompts -------------------------------------------------------------------------------
@@ -425,35 +423,6 @@ _PLACE = "@@THE-TEXT-GOES-HERE@@"
 _SPARE_TOKENS, _MOST_MOVED, _ENDS = 64, 32, (0, 1, -1, 2, -2, 3, -3)
 
 
-def padded_tokens(
-    model: Model, prompt: Prompt, n_tokens: int, text: Workload, repeat: int = 0
-) -> list[int]:
-    """The prompt's tokens with real text before it, `n_tokens` in all.
-
-    In a chat the text is the beginning of what the user says, and the question follows it.
-
-    Args:
-        repeat: every number takes another piece of `text`.
-
-    Raises:
-        UsageError: the prompt alone has as many tokens, or more.
-    """
-    rendered = prompt.render(model, before=_PLACE)
-    head, found, tail = rendered.partition(_PLACE)
-    if not found:  # the template changes the text: padding goes before all of it
-        head, tail = "", prompt.render(model)
-    before = model.tokenize(head, add_special=True, parse_special=True)
-    after = model.tokenize("\n\n" + tail, add_special=False, parse_special=True)
-    room = n_tokens - len(before) - len(after)
-    if room < 1:
-        raise UsageError(
-            f"{n_tokens} tokens are too few for a {prompt.kind} prompt, which has "
-            f"{len(before) + len(after)} itself; ask for longer ones"
-        )
-    special = len(special_prefix(model))
-    return before + text.prompt(room + special, repeat)[special:] + after
-
-
 class Prompts:
     """The prompts of a matrix, by class.
 
@@ -497,7 +466,25 @@ class Prompts:
         question = questions[repeat % len(questions)]
         if not n_tokens:
             return question.tokens(self._model)
-        return padded_tokens(self._model, question, n_tokens, text, repeat)
+        return self._after_text(question, n_tokens, text, repeat)
+
+    def _after_text(
+        self, question: Prompt, n_tokens: int, text: Workload, repeat: int
+    ) -> list[int]:
+        """Text, then the question, of `n_tokens` in all. In a chat the text is the beginning of
+        what the user says."""
+        head, found, tail = question.render(self._model, before=_PLACE).partition(_PLACE)
+        if not found:  # the template changes the text: it goes before all of it
+            head, tail = "", question.render(self._model)
+        before = self._model.tokenize(head, add_special=True, parse_special=True)
+        after = self._model.tokenize("\n\n" + tail, add_special=False, parse_special=True)
+        room = n_tokens - len(before) - len(after)
+        if room < 1:
+            raise UsageError(
+                f"{n_tokens} tokens are too few for a {question.kind} prompt, which has "
+                f"{len(before) + len(after)} itself; ask for longer ones"
+            )
+        return before + text.text(room, repeat) + after
 
     def _after_image(self, text: Workload, n_tokens: int, repeat: int, n_around: int) -> ImageText:
         """The image and text, of `n_tokens` in all.
@@ -505,15 +492,14 @@ class Prompts:
         Text is what other programs take after an image, not tokens. So it is cut where the whole
         text, made into tokens again, has exactly as many as are wanted.
         """
-        special, n = len(special_prefix(self._model)), n_tokens - n_around
+        n = n_tokens - n_around
         if n < 1:
             raise UsageError(
                 f"a prompt of {n_tokens} tokens is too short: the image has {n_around} of them, "
                 f"with what is around it; give at least {n_around + 1}, or a smaller image"
             )
         tokenize = partial(self._model.tokenize, add_special=False, parse_special=True)
-        ids = text.prompt(special + n + _SPARE_TOKENS, repeat)[special:]
-        said = self._model.detokenize(ids)
+        said = self._model.detokenize(text.text(n + _SPARE_TOKENS, repeat))
         for start, moved in product(range(_MOST_MOVED), _ENDS):
             end = start + len(self._model.detokenize(tokenize(said[start:])[:n])) + moved
             if len(tokenize(said[start:end])) == n:

@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 from statistics import fmean, stdev
 from typing import IO, TYPE_CHECKING, Any
@@ -393,7 +394,7 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
     if not ratios:
         everywhere = any(cell.samples for cell in cells) and all(cell.n_max for cell in cells)
         return ["there are no ratios: no MTP (depth 0) was not measured"] if everywhere else []
-    widest = max(ratios, key=lambda ratio: ratio.scatter)
+    widest = max(ratios, key=lambda ratio: (ratio.high or inf) / ratio.value)
     if widest.low is None:
         return ["vs no-MTP: of the same repeats; ~: one sample says nothing of the noise"]
     return [
