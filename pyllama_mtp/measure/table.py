@@ -543,7 +543,11 @@ def ordered(cells: Sequence[Cell]) -> list[Cell]:
             cell.n_context,
             programs.index((cell.run, cell.program, cell.variant)),
             *(cell.adaptive, cell.n_max),
-            [(value is None, str(value).rjust(9)) for name, value in cell.axes.items()],
+            # words stay in the order in which they were asked for
+            [
+                (value is None, value if isinstance(value, int | float) else 0)
+                for value in cell.axes.values()
+            ],
         ),
     )
 
