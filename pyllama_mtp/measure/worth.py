@@ -299,7 +299,7 @@ def _worth(
     said = "verdict: at the costs measured here no depth is faster than no MTP"
     if best:
         said = f"verdict: at the costs measured here depth {best} should be the best"
-        said += _measured(cells)
+        said += _measured(cells, best)
     if n_tokens < ENOUGH_TOKENS:
         said = f"no verdict: {counted(n_tokens, 'token')} in all say too little"
     return [
@@ -316,8 +316,8 @@ def _leading(samples: Sequence[Sample]) -> list[float]:
     return [rate[0] for rate in known if rate]
 
 
-def _measured(cells: Sequence[Cell]) -> str:
-    """How fast the greatest depth was, and whether that can be told."""
+def _measured(cells: Sequence[Cell], best: int) -> str:
+    """How fast the greatest depth was, which may be `best`, and whether that can be told."""
     deepest = max(cell.n_max for cell in cells)
     rows = [
         row
@@ -328,7 +328,8 @@ def _measured(cells: Sequence[Cell]) -> str:
     if not rows:
         return ""
     gain = typical_ratio(*rows)
-    said = f"; depth {deepest} was {gain_words(gain)}"
+    which = "it" if deepest == best else f"depth {deepest}"
+    said = f"; {which} was {gain_words(gain)}"
     if not gain.unclear(EQUAL):
         return said
     why = why_unclear(sum(map(len, rows)), cells, "prompt", "ask more")

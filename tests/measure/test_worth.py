@@ -53,7 +53,7 @@ def test_costs_of_each_length_of_the_context_are_its_own() -> None:
             cells.append(made_cell(depth, [sample], axes={"n_context": at}))
     short, long = acceptance_markdown(cells).split("\n\n16384\n\n")
     assert "no depth is faster than no MTP" in short
-    assert "depth 1 should be the best; depth 1 was about 1.0 times" in long
+    assert "depth 1 should be the best; it was about 1.0 times" in long
     assert (
         costs_of([made_cell(d, cells[d].samples, axes={"n_sequences": 2}) for d in (0, 1)]) is None
     )
