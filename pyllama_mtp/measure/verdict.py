@@ -74,7 +74,7 @@ def slow_words(slow: Mapping[str, float]) -> str:
 
 
 @dataclass(frozen=True)
-class _Gain:
+class Gain:
     """A way of drafting at all prompt sizes, classes and contexts: its cells, their cells without
     MTP, and the paired ratios of both."""
 
@@ -102,7 +102,7 @@ class _Gain:
         return sum((cell.mean_acceptance_length or 0) * cell.rounds for cell in self.cells) / rounds
 
 
-def _gains(cells: Sequence[Cell]) -> list[_Gain]:
+def gains(cells: Sequence[Cell]) -> list[Gain]:
     """The ways of drafting that were measured with MTP and without, the fastest first."""
     ways: dict[tuple[object, ...], dict[tuple[int, str, int], Cell]] = {}
     axes = [name for name in AXES if name != "n_context"]
@@ -110,7 +110,7 @@ def _gains(cells: Sequence[Cell]) -> list[_Gain]:
         if cell.program == OURS and cell.n_max and cell.rounds:
             key = (cell.variant, cell.adaptive, cell.n_max, *map(cell.axis, axes))
             ways.setdefault(key, {})[cell.n_prompt, cell.prompt_class, cell.n_context] = cell
-    gains = []
+    found = []
     for way in ways.values():
         rows = [
             (cell, base, decode, prefill)
@@ -120,8 +120,8 @@ def _gains(cells: Sequence[Cell]) -> list[_Gain]:
             and (prefill := paired_ratios(cell, base, "prefill_tps"))
         ]
         if rows:
-            gains.append(_Gain(*map(list, zip(*rows, strict=True))))
-    return sorted(gains, key=lambda one: (-len(one.cells), -typical_ratio(*one.decode).value))
+            found.append(Gain(*map(list, zip(*rows, strict=True))))
+    return sorted(found, key=lambda one: (-len(one.cells), -typical_ratio(*one.decode).value))
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -133,10 +133,10 @@ def summary(cells: Sequence[Cell]) -> str:
     Args:
         cells: of one model and machine.
     """
-    if not (gains := _gains(averaged(cells))):
+    if not (ways := gains(averaged(cells))):
         return ""
-    auto = next((one for one in gains if one.cells[0].adaptive), None)
-    chosen, confidence = auto or gains[0], 1 - (1 - CONFIDENCE) / (1 if auto else len(gains))
+    auto = next((one for one in ways if one.cells[0].adaptive), None)
+    chosen, confidence = auto or ways[0], 1 - (1 - CONFIDENCE) / (1 if auto else len(ways))
     shortest = min(cell.max_tokens for cell in chosen.cells)
     if shortest < ENOUGH_TOKENS:
         return (
@@ -159,7 +159,7 @@ def summary(cells: Sequence[Cell]) -> str:
     return f"{start} {way} decode is {said}. Prefill is {_gain_or_doubt(chosen, prefill)}.{why}"
 
 
-def _gain_or_doubt(gain: _Gain, ratio: Ratio, how: str = "") -> str:
+def _gain_or_doubt(gain: Gain, ratio: Ratio, how: str = "") -> str:
     """What a ratio says; where it cannot be told which side is faster, why. `how`: was drafted."""
     said = f"{gain_words(ratio)}{how}"
     if not ratio.unclear(EQUAL):

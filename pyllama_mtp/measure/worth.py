@@ -21,7 +21,6 @@ from pyllama_mtp.measure.figures import (
     SeriesKey,
     averaged,
     base_of,
-    paired_ratios,
     series_key,
 )
 from pyllama_mtp.measure.intervals import CONFIDENCE, student, typical_ratio
@@ -36,7 +35,7 @@ from pyllama_mtp.measure.text import (
     size_name,
     to_markdown,
 )
-from pyllama_mtp.measure.verdict import slow_words, why_unclear
+from pyllama_mtp.measure.verdict import gains, slow_words, why_unclear
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.figures import Sample
@@ -319,20 +318,15 @@ def _leading(samples: Sequence[Sample]) -> list[float]:
 def _measured(cells: Sequence[Cell], best: int) -> str:
     """How fast the greatest depth was, which may be `best`, and whether that can be told."""
     deepest = max(cell.n_max for cell in cells)
-    rows = [
-        row
-        for cell in cells
-        if cell.n_max == deepest and (base := base_of(cell, cells))
-        if (row := paired_ratios(cell, base, "decode_tps"))
-    ]
-    if not rows:
+    gain = next((one for one in gains(cells) if one.cells[0].n_max == deepest), None)
+    if gain is None:
         return ""
-    gain = typical_ratio(*rows)
+    ratio = typical_ratio(*gain.decode)
     which = "it" if deepest == best else f"depth {deepest}"
-    said = f"; {which} was {gain_words(gain)}"
-    if not gain.unclear(EQUAL):
+    said = f"; {which} was {gain_words(ratio)}"
+    if not ratio.unclear(EQUAL):
         return said
-    why = why_unclear(sum(map(len, rows)), cells, "prompt", "ask more")
+    why = why_unclear(ratio.n, cells, "prompt", "ask more")
     return f"{said}, so it cannot be told whether drafts pay: {why}"
 
 
