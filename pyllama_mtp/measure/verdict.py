@@ -12,7 +12,6 @@ from pyllama_mtp.measure.intervals import CONFIDENCE, Ratio, typical_ratio
 from pyllama_mtp.measure.plan import AXES, axis_name, axis_words
 from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
-    EQUAL,
     WAITED_MUCH,
     between,
     counted,
@@ -162,7 +161,7 @@ def summary(cells: Sequence[Cell]) -> str:
 def _gain_or_doubt(gain: Gain, ratio: Ratio, how: str = "") -> str:
     """What a ratio says; where it cannot be told which side is faster, why. `how`: was drafted."""
     said = f"{gain_words(ratio)}{how}"
-    if not ratio.unclear(EQUAL):
+    if not ratio.unclear:
         return said
     why = why_unclear(min(map(len, gain.decode)), [*gain.cells, *gain.bases])
     return f"{said}, so it cannot be told whether that is faster: {why}"

@@ -27,7 +27,6 @@ from pyllama_mtp.measure.intervals import CONFIDENCE, student, typical_ratio
 from pyllama_mtp.measure.plan import COPY
 from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
-    EQUAL,
     NONE,
     counted,
     gain_words,
@@ -324,7 +323,7 @@ def _measured(cells: Sequence[Cell], best: int) -> str:
     ratio = typical_ratio(*gain.decode)
     which = "it" if deepest == best else f"depth {deepest}"
     said = f"; {which} was {gain_words(ratio)}"
-    if not ratio.unclear(EQUAL):
+    if not ratio.unclear:
         return said
     why = why_unclear(ratio.n, cells, "prompt", "ask more")
     return f"{said}, so it cannot be told whether drafts pay: {why}"
