@@ -154,38 +154,37 @@ def summary(cells: Sequence[Cell]) -> str:
         how += f"; {between(min(sizes), max(sizes))} times from prompt to prompt"
     slower = decode.high is not None and decode.high < 1
     why = slow_words(chosen.cells[0].slow_types) if slower else ""
-    said = _gain_or_doubt(chosen, decode, f" ({how})")
-    return f"{start} {way} decode is {said}. Prefill is {_gain_or_doubt(chosen, prefill)}.{why}"
+    said = gain_or_doubt(chosen, decode, f" ({how})")
+    return f"{start} {way} decode is {said}. Prefill is {gain_or_doubt(chosen, prefill)}.{why}"
 
 
-def _gain_or_doubt(gain: Gain, ratio: Ratio, how: str = "") -> str:
-    """What a ratio says; where it cannot be told which side is faster, why. `how`: was drafted."""
+def gain_or_doubt(
+    gain: Gain,
+    ratio: Ratio,
+    how: str = "",
+    noun: str = "repeat",
+    more: str = f"take --repeat {MANY}",
+) -> str:
+    """What a ratio says; where it cannot be told which side is faster, why, and what to do.
+
+    Args:
+        how: was drafted.
+        noun: what the pairs of samples are called; `more`: what to do if they are few.
+    """
     said = f"{gain_words(ratio)}{how}"
     if not ratio.unclear:
         return said
-    why = why_unclear(min(map(len, gain.decode)), [*gain.cells, *gain.bases])
-    return f"{said}, so it cannot be told whether that is faster: {why}"
-
-
-def why_unclear(
-    n: int, cells: Sequence[Cell], noun: str = "repeat", more: str = f"take --repeat {MANY}"
-) -> str:
-    """Why an interval is wide, and what to do.
-
-    Args:
-        n: pairs of samples, which are called `noun`; `more`: what to do if they are few.
-        cells: of both sides.
-    """
     reasons, advice = list[str](), list[str]()
-    if n < MANY:
+    if (n := min(map(len, gain.decode))) < MANY:
         reasons.append(f"there {'is' if n == 1 else 'are'} {counted(n, noun)} only")
         advice.append(more)
-    if waited_share(cells) >= WAITED_MUCH:
+    if waited_share([*gain.cells, *gain.bases]) >= WAITED_MUCH:
         reasons.append("other programs kept the machine busy")
         advice.append("close them")
-    if not reasons:
-        return "the samples scatter; take more of them, or more --max-tokens"
-    return f"{' and '.join(reasons)}; {' and '.join(advice)}"
+    why = "the samples scatter; take more of them, or more --max-tokens"
+    if reasons:
+        why = f"{' and '.join(reasons)}; {' and '.join(advice)}"
+    return f"{said}, so it cannot be told whether that is faster: {why}"
 
 
 def summaries(cells: Sequence[Cell]) -> list[str]:

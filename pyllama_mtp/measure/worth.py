@@ -29,12 +29,11 @@ from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
     NONE,
     counted,
-    gain_words,
     percent,
     size_name,
     to_markdown,
 )
-from pyllama_mtp.measure.verdict import gains, slow_words, why_unclear
+from pyllama_mtp.measure.verdict import gain_or_doubt, gains, slow_words
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.figures import Sample
@@ -320,13 +319,8 @@ def _measured(cells: Sequence[Cell], best: int) -> str:
     gain = next((one for one in gains(cells) if one.cells[0].n_max == deepest), None)
     if gain is None:
         return ""
-    ratio = typical_ratio(*gain.decode)
-    which = "it" if deepest == best else f"depth {deepest}"
-    said = f"; {which} was {gain_words(ratio)}"
-    if not ratio.unclear:
-        return said
-    why = why_unclear(ratio.n, cells, "prompt", "ask more")
-    return f"{said}, so it cannot be told whether drafts pay: {why}"
+    said = gain_or_doubt(gain, typical_ratio(*gain.decode), noun="prompt", more="ask more")
+    return f"; {'it' if deepest == best else f'depth {deepest}'} was {said}"
 
 
 def _rate(found: Rate | None) -> str:
