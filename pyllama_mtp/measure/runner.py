@@ -167,18 +167,26 @@ class Runner:
         Raises as :meth:`check`."""
         copy = self._fill(task) if task.n_context else None
         session = self._open(task.settings, len(task.prompts))
+
+        def start(prompts: list[list[int] | ImagePrompt], max_tokens: int) -> _Run:
+            text: Any = prompts if len(prompts) > 1 else prompts[0]
+            ignore_eos, sampling = not task.stop_at_end, task.sampling
+            generation = session.generate(
+                text, max_tokens=max_tokens, sampling=sampling, ignore_eos=ignore_eos
+            )
+            return _Run(session, generation, task.n_context)
+
         try:
             prompts = [self._encoded(prompt) for prompt in task.prompts]
             beginnings = [_warm_up(prompt, task.warm_up) for prompt in prompts]
-            warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS))
+            warm = start(beginnings, WARM_UP_TOKENS)
             warm.generation.run()
             if warm.interrupted:
                 raise InterruptedSample
             session.reset()
             if copy:
                 session.copy_from(copy)
-            generation = _start(session, task, prompts, task.max_tokens)
-            self._runs[key] = _Run(session, generation, task.n_context)
+            self._runs[key] = start(prompts, task.max_tokens)
         except BaseException:
             session.close()
             raise
@@ -275,21 +283,6 @@ def _warm_up(prompt: list[int] | ImagePrompt, n_tokens: int) -> list[int] | Imag
         end = max(n_tokens, prompt.images[-1].end + 1)
         return replace(prompt, entries=prompt.entries[:end], encode_s=0.0)
     return prompt[:n_tokens]
-
-
-def _start(
-    session: Session | BatchSession,
-    task: Task,
-    prompts: list[list[int] | ImagePrompt],
-    max_tokens: int,
-) -> Generation | BatchGeneration:
-    text: Any = prompts if len(prompts) > 1 else prompts[0]
-    return session.generate(
-        text,
-        max_tokens=max_tokens,
-        sampling=task.sampling,
-        ignore_eos=not task.stop_at_end,
-    )
 
 
 # -- another library, in a process of its own ------------------------------------------------------
