@@ -118,7 +118,9 @@ class Comparison:
 
 
 #: The first fields of a Change, and the paired ratios of its cells.
-_Line = tuple[tuple[Any, ...], list[list[float]]]
+_Line = tuple[
+    tuple[str, str, int | None, int | None, float | None, float | None], list[list[float]]
+]
 
 
 def compare(
