@@ -57,7 +57,7 @@ from pyllama_mtp.measure.runner import (
     filling,
 )
 from pyllama_mtp.measure.text import counted
-from pyllama_mtp.measure.verdict import slow_types_of
+from pyllama_mtp.measure.verdict import slow_types
 from pyllama_mtp.settings import STORE, Sampling, Settings
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def make_header(
         options["lora"] = model.adapters.names
     if "head" in options:
         options["head"] = Path(options["head"]).name
+    slow = {} if model.on_gpu else slow_types(model.info, library)
     devices = accelerators(library, request.placement.get("n_gpu_layers", -1))
     return RunHeader(
         run=uuid.uuid4().hex[:12],
@@ -120,7 +121,7 @@ def make_header(
         plan=plan,
         settings=as_read(shared),
         sampling=as_read(sampling_record(request.sampling)),
-        slow_types={kind: round(share, 4) for kind, share in slow_types_of(model).items()},
+        slow_types={kind: round(share, 4) for kind, share in slow.items()},
         workers=workers,
         tensor_split=split,
         options=as_read(options),

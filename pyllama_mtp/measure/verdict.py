@@ -21,7 +21,6 @@ from pyllama_mtp.measure.text import (
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
 
 if TYPE_CHECKING:
-    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.llama.native import Library
     from pyllama_mtp.models.modelinfo import GGUFInfo
 
@@ -44,13 +43,6 @@ def slow_types(info: GGUFInfo, library: Library) -> dict[str, float]:
         for kind, share in step_shares(info).items()
         if not library.few_columns(WEIGHT_TYPES[kind.lower()])
     }
-
-
-def slow_types_of(model: Model) -> dict[str, float]:
-    """:func:`slow_types` of a loaded model; {} where the model is on a GPU."""
-    from pyllama_mtp.llama import native
-
-    return {} if model.on_gpu else slow_types(model.info, native.load())
 
 
 def slow_verdict(slow: Mapping[str, float]) -> str:

@@ -88,10 +88,6 @@ def test_the_interval_knows_that_prompts_differ() -> None:
     assert rate == 0.5 and low is not None and low < 0.3 and high is not None and high > 0.7
 
 
-def test_one_prompt_has_no_interval() -> None:
-    assert conditional([timed(1, 10, 1, 1, accepted=[5])]) == [(0.5, None, None)]
-
-
 def test_positions_that_were_never_judged_have_no_rate() -> None:
     assert conditional([timed(2, 4, 1, 1, accepted=[0, 0])])[1] is None
 
