@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.prompts import Picture
     from pyllama_mtp.measure.records import Records
     from pyllama_mtp.measure.request import MatrixRequest
-    from pyllama_mtp.measure.run import Matrix
 
 #: The demo model's samples are short, so their noise is large and repeats cost little.
 DEMO_REPEAT, DEMO_BUDGET = 15, 270.0
@@ -360,7 +359,8 @@ def _example(request: MatrixRequest) -> Path | None:
 
 
 def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) -> None:
-    """Load and measure; every record goes to the file, then to `found`.
+    """Load and measure; every record goes to the file, then to `found`. The user is told how much
+    the time budget left out.
 
     Raises:
         KeyboardInterrupt: at the end, if the user interrupted.
@@ -373,7 +373,14 @@ def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) ->
         matrix = run_matrix(model, request, found, progress.matrix, say)
     if matrix.interrupted:
         raise KeyboardInterrupt
-    _say_what_was_dropped(matrix, request)
+    if request.budget_s is not None and matrix.n_to_do:
+        # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
+        resumes = request.output and not matrix.plan.stop_at_end
+        say(
+            f"the budget of {duration(request.budget_s)} left out {matrix.n_to_do} of "
+            f"{matrix.plan.n_samples} samples; "
+            f"{'--resume with more time' if resumes else 'more time'} measures them"
+        )
 
 
 def say(text: str) -> None:
@@ -403,16 +410,3 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
 
         if more := acceptance_markdown(cells):
             print(f"\n{more}")
-
-
-def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
-    """Tell the user how much the time budget left out."""
-    if request.budget_s is None or not matrix.n_to_do:
-        return
-    # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
-    resumes = request.output and not matrix.plan.stop_at_end
-    say(
-        f"the budget of {duration(request.budget_s)} left out {matrix.n_to_do} of "
-        f"{matrix.plan.n_samples} samples; {'--resume with more time' if resumes else 'more time'} "
-        "measures them"
-    )
