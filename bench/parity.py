@@ -181,7 +181,7 @@ def ask(running: LlamaServer, prompt: Any, n_prompt: int, read: int = 0) -> tupl
     far; those before `read` are of earlier answers."""
     request = completion_request(prompt, N_TOKENS, 1)
     answer = running.complete(request | {"return_tokens": True})
-    log = running._program.stderr() + running._program.stdout()
+    log = running.said()
     return answer | {"rounds": rounds_of(log[read:], n_prompt)}, len(log)
 
 

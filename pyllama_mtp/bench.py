@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pyllama_mtp.images import ImageSource
     from pyllama_mtp.llama.model import Model
-    from pyllama_mtp.measure.schedule import MatrixEvent
+    from pyllama_mtp.measure.run import MatrixEvent
     from pyllama_mtp.settings import Sampling, Settings
 
 __all__ = [
@@ -150,16 +150,15 @@ class Results:
         from pyllama_mtp.measure import page
 
         page.require_matplotlib()
-        checked = page.check_kind(kind)
         if ax is not None:
-            page.draw(ax, self.cells, checked)
+            page.draw(ax, self.cells, kind)
             return ax
         from matplotlib import pyplot
 
         with page.theme():
             figure, ax = pyplot.subplots()
             try:
-                page.draw(ax, self.cells, checked)
+                page.draw(ax, self.cells, kind)
             except UsageError:
                 pyplot.close(figure)
                 raise
@@ -295,7 +294,7 @@ def matrix(
     """
     from pyllama_mtp.llama import native
     from pyllama_mtp.llama.model import Model
-    from pyllama_mtp.measure.images import Picture
+    from pyllama_mtp.measure.prompts import Picture
     from pyllama_mtp.measure.request import MatrixRequest
     from pyllama_mtp.measure.run import run_matrix
     from pyllama_mtp.models.demo import demo_path

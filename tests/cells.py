@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyllama_mtp.measure.figures import OURS, Cell
+from pyllama_mtp.measure.figures import OURS, Cell, Sample
 from pyllama_mtp.measure.plan import Key
-from pyllama_mtp.measure.sample import Sample
 
 
 def made_sample(

@@ -17,6 +17,6 @@ class OurServer(LlamaServer):
         super().__init__(str(program), [str(word) for word in words])
 
     def __exit__(self, *raised: object) -> None:
-        self._program._process.terminate()
-        self._program._process.wait(60)
+        self.process.terminate()
+        self.process.wait(60)
         super().__exit__(*raised)

@@ -42,27 +42,28 @@ from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import read_text
 from pyllama_mtp.measure.plan import (
     DEPTHS,
+    DRAFT_AXES,
     FILLED_SIZES,
     MAX_TOKENS,
     PEERS,
     REPEAT,
     SIZES,
     SWITCHES,
+    TEXTS,
     duration,
     parse_duration,
 )
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.figures import Cell
-    from pyllama_mtp.measure.images import Picture
+    from pyllama_mtp.measure.prompts import Picture
     from pyllama_mtp.measure.records import Records
     from pyllama_mtp.measure.request import MatrixRequest
-    from pyllama_mtp.measure.schedule import Matrix
 
 #: The demo model's samples are short, so their noise is large and repeats cost little.
-DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
+DEMO_REPEAT, DEMO_BUDGET = 15, 270.0
 #: Without --model, --prompt-sizes, --depths and --image: see `first_look`.
-FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET, FIRST_REPEATS = (512,), 128, "75s", 3
+FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET, FIRST_REPEATS = (512,), 128, 75.0, 3
 #: Memory, in bytes, that the synthetic model of a first look needs with its sessions side by side.
 EXAMPLE_MEMORY = 2 * 2**30
 #: Its share of the time.
@@ -183,13 +184,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parsing.comma_list(parsing.one_of(tuple(PEERS))),
         default=(),
         metavar="PROGRAM,...",
-        help=f"other programs to measure beside this one: {', '.join(PEERS)}",
-    )
-    group.add_argument(
-        "--peer-dir",
-        metavar="DIR",
-        help="folder of llama-server and llama-bench (default: PYLLAMA_MTP_PEERS from the "
-        "environment, then the build of bench/peers.py, then PATH)",
+        help=f"other programs to measure beside this one: {', '.join(PEERS)}, from the folder that "
+        "PYLLAMA_MTP_PEERS names, the build of bench/peers.py, or PATH",
     )
     options.add_settings_options(parser, compare=True)
     options.add_sampling_options(parser)
@@ -205,15 +201,11 @@ def add_budget_option(parser: argparse._ActionsContainer) -> None:
     """Add --budget."""
     parser.add_argument(
         "--budget",
+        type=parsing.told(parse_duration),
         metavar="TIME",
         help="when to stop, as in 90s, 10m, 1h: after it no further repeat begins, nor a longer "
         "context of --at. First repeats come first; what is left out is reported",
     )
-
-
-def budget(args: argparse.Namespace) -> float | None:
-    """The seconds of --budget; None: no limit."""
-    return None if args.budget is None else parse_duration(args.budget)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -274,12 +266,13 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
     axes: dict[str, Any] = dict(named)
     if len(axes) < len(named):
         raise UsageError("--axis names one axis twice; give all of its values at once")
-    for name, usual in SWITCHES.items():
+    switches = {name: DRAFT_AXES[name] for name in SWITCHES}
+    for name, usual in switches.items():
         if (values := getattr(args, name)) != (usual,):
             axes[name] = values
-    repeat, limit, least = args.repeat, budget(args), 0
+    repeat, limit, least = args.repeat, args.budget, 0
     if repeat is None and args.model is None:
-        limit = limit or parse_duration(FIRST_BUDGET if first else DEMO_BUDGET)
+        limit = limit or (FIRST_BUDGET if first else DEMO_BUDGET)
         repeat, least = DEMO_REPEAT, FIRST_REPEATS if first and args.budget is None else 0
     return MatrixRequest(
         sizes=FIRST_SIZES if first else args.prompt_sizes,
@@ -288,7 +281,7 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
         repeat=repeat or REPEAT,
         classes=args.classes,
         axes=axes,
-        settings=options.settings_from(args, "auto", **SWITCHES),
+        settings=options.settings_from(args, "auto", **switches),
         sampling=options.sampling_from(args),
         command=[PROGRAM, *sys.argv[1:]],
         libraries=args.variants or ("" if args.lib is None else args.lib,),
@@ -301,13 +294,12 @@ def _request(args: argparse.Namespace, first: bool) -> MatrixRequest:
         least_repeats=least,
         output=None if args.no_output else args.output,
         resume=args.resume,
-        peer_dir=args.peer_dir,
     )
 
 
 def _picture(args: argparse.Namespace) -> Picture | None:
     """The image of --image."""
-    from pyllama_mtp.measure.images import Picture
+    from pyllama_mtp.measure.prompts import Picture
 
     if args.image is None:
         if args.mmproj is not None:
@@ -367,7 +359,8 @@ def _example(request: MatrixRequest) -> Path | None:
 
 
 def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) -> None:
-    """Load and measure; every record goes to the file, then to `found`.
+    """Load and measure; every record goes to the file, then to `found`. The user is told how much
+    the time budget left out.
 
     Raises:
         KeyboardInterrupt: at the end, if the user interrupted.
@@ -380,7 +373,14 @@ def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) ->
         matrix = run_matrix(model, request, found, progress.matrix, say)
     if matrix.interrupted:
         raise KeyboardInterrupt
-    _say_what_was_dropped(matrix, request)
+    if request.budget_s is not None and matrix.n_to_do:
+        # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
+        resumes = request.output and not matrix.plan.stop_at_end
+        say(
+            f"the budget of {duration(request.budget_s)} left out {matrix.n_to_do} of "
+            f"{matrix.plan.n_samples} samples; "
+            f"{'--resume with more time' if resumes else 'more time'} measures them"
+        )
 
 
 def say(text: str) -> None:
@@ -392,33 +392,21 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False, acceptance: bo
     """Print the cells to stdout as `how` of --format says. `acceptance`: show
     what it is worth even where no questions were asked."""
     from pyllama_mtp.measure import table
-    from pyllama_mtp.measure.worth import acceptance_markdown, has_classes
 
     if how == "json":
         print("[" + ",\n".join(cell.to_json() for cell in table.ordered(cells)) + "]")
         for note in table.waiting_note(cells):
             say(note)
-    elif how == "llama-bench":
+        return
+    if how == "llama-bench":
         print(table.llama_bench(cells))
-    elif how == "markdown":
+        return
+    if how == "markdown":
         print(table.markdown_table(cells, per_round=per_round))
     else:
         table.print_matrix(cells, sys.stdout, per_round=per_round)
-    if how in ("json", "llama-bench"):
-        return
-    asked = acceptance or has_classes(cells)
-    if more := acceptance_markdown(cells) if asked else "":
-        print(f"\n{more}")
+    if acceptance or any(cell.prompt_class not in TEXTS for cell in cells):
+        from pyllama_mtp.measure.worth import acceptance_markdown
 
-
-def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
-    """Tell the user how much the time budget left out."""
-    if request.budget_s is None or not matrix.n_to_do:
-        return
-    # Questions, whose answers end by themselves, are of accept, which cannot go on with a run.
-    resumes = request.output and not matrix.plan.stop_at_end
-    say(
-        f"the budget of {duration(request.budget_s)} left out {matrix.n_to_do} of "
-        f"{matrix.plan.n_samples} samples; {'--resume with more time' if resumes else 'more time'} "
-        "measures them"
-    )
+        if more := acceptance_markdown(cells):
+            print(f"\n{more}")

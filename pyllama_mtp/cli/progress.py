@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from pyllama_mtp.measure.schedule import Matrix, MatrixEvent
+    from pyllama_mtp.measure.run import Matrix, MatrixEvent
 
 #: Prompts with fewer tokens left to process get no bar.
 LONG_PROMPT = 512

@@ -134,19 +134,15 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
             "acceptance per position means something only if every draft is made: leave --p-min "
             "out, which stops drafting at improbable ones"
         )
-    own = [] if args.prompts is None else prompts.read_prompts(args.prompts)
-    packaged: tuple[str, ...] = args.classes or (() if own else prompts.CLASSES)
-    counts = Counter(one.kind for one in own)
-    if packaged:
-        prompts.check_classes(packaged)  # before the model may be downloaded
-        path = options.model_path(args)
-        counts.update(one.kind for one in prompts.prompts_for(path, packaged))
-        is_demo = demo.is_demo(path)
-    else:
-        is_demo = args.model is None
+    asked = [] if args.prompts is None else prompts.read_prompts(args.prompts)
+    packaged: tuple[str, ...] = args.classes or (() if asked else prompts.CLASSES)
+    prompts.check_classes(packaged)  # before the model may be downloaded
+    path = options.model_path(args)
+    asked += prompts.prompts_for(path, packaged)
+    counts = Counter(one.kind for one in asked)
     most = args.prompts_per_class or max(counts.values())
     chosen = args.context_lengths
-    usual: tuple[int, ...] = DEMO_LENGTHS if is_demo else LENGTHS
+    usual: tuple[int, ...] = DEMO_LENGTHS if demo.is_demo(path) else LENGTHS
     return MatrixRequest(
         sizes=(0, *sorted(usual if chosen is None else chosen)),
         fewer_sizes=chosen is None,
@@ -156,15 +152,15 @@ def _questions_request(args: argparse.Namespace) -> MatrixRequest:
         repeat=args.context_prompts,
         repeats={name: min(n, most) for name, n in counts.items()},
         classes=tuple(counts),
-        prompts=", ".join([*([Path(args.prompts).name] if own else []), *packaged]),
+        prompts=", ".join([*([Path(args.prompts).name] if args.prompts else []), *packaged]),
         stop_at_end=True,
         settings=settings,
         sampling=options.sampling_from(args),
         command=[PROGRAM, *sys.argv[1:]],
         libraries=("" if args.lib is None else args.lib,),
         placement=options.placement(args),
-        questions=own,
-        budget_s=matrix.budget(args),
+        questions=asked,
+        budget_s=args.budget,
         output=args.output,
     )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
 from typing import IO, Any, Literal
 
 from pyllama_mtp.arguments import number
@@ -20,7 +19,6 @@ from pyllama_mtp.measure.figures import (
     DIMENSIONS,
     SPEEDS,
     Cell,
-    Figure,
     Labels,
     averaged,
     paired_ratios,
@@ -213,15 +211,15 @@ def _lines(pairs: Sequence[tuple[Cell, Cell]], label: Labels) -> list[_Line]:
     """Lines of the cells, of all sizes of each series and of all cells."""
     lines: list[_Line] = []
     means = {id(cell) for cell in averaged(old for old, _ in pairs)}
-    for figure in SPEEDS:
+    for figure, speed in SPEEDS.items():
         of_series: dict[str, list[list[float]]] = {}
         whole = list[list[float]]()
         for old, new in pairs:
-            if row := paired_ratios(new, old, SPEEDS[figure]):
+            if row := paired_ratios(new, old, speed):
                 name = label(old)
                 of_series.setdefault(name, []).append(row)
                 whole += [row] * (id(old) in means)
-                speeds = (_median(old, SPEEDS[figure]), _median(new, SPEEDS[figure]))
+                speeds = (getattr(old, speed), getattr(new, speed))
                 lines.append(((figure, name, old.n_prompt, old.n_context, *speeds), [row]))
         several = {f"{name}, all sizes": own for name, own in of_series.items() if len(own) > 1}
         if len(of_series) > 1 and whole:
@@ -231,11 +229,6 @@ def _lines(pairs: Sequence[tuple[Cell, Cell]], label: Labels) -> list[_Line]:
     if not lines:
         raise UsageError("there is nothing to compare: no repeat has a speed on both sides")
     return lines
-
-
-def _median(cell: Cell, figure: Figure) -> float:
-    speeds: list[float] = [getattr(sample, figure) for sample in cell.samples]
-    return median(speed for speed in speeds if speed > 0)
 
 
 def _judge(found: Ratio, threshold: float) -> Verdict:

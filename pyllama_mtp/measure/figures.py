@@ -15,6 +15,7 @@ mode, and of the others those that vary.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -22,14 +23,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from pyllama_mtp.measure.intervals import Ratio, typical_ratio
-from pyllama_mtp.measure.plan import AXES, COPY, PLAIN_AXES, Key, axis_name
+from pyllama_mtp.measure.plan import AXES, COPY, DRAFT_AXES, PLAIN_AXES, Key, axis_name, axis_words
 from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.plan import ImageFile
-    from pyllama_mtp.measure.sample import Sample
+    from pyllama_mtp.telemetry import Telemetry
 
 #: Raised when the meaning of a field changes; see records.py.
 SCHEMA: Literal[2] = 2
@@ -42,6 +44,63 @@ LEAST_DRAFTS = 20
 Figure = Literal["prefill_tps", "prompt_tps", "decode_tps", "elapsed_s"]
 #: The speeds among them, by the names that users give and see.
 SPEEDS: dict[str, Figure] = {"prefill": "prefill_tps", "decode": "decode_tps"}
+
+
+class Sample(Struct, omit_defaults=True):
+    """One generation as it was measured: seconds, tokens per second, tokens.
+
+    An empty field is not known.
+
+    Attributes:
+        drafted, accepted: one count per draft position 1..n_max, without n-gram drafts.
+        mean_acceptance_length: 1 + accepted drafts per verification pass, n-gram drafts among
+            them; older files have it as `tokens_per_round`.
+        time_s: seconds of each phase, "prompt_sync" among them; "image" is the part of the prefill
+            in which the rows of images were processed.
+        prompt_sync: how the prompt was synced: "kv" or "full".
+        waited_s: seconds that all threads together waited for a core, in "prefill" and "decode".
+        looked_up: counts of n-gram drafts.
+        n_image_tokens: of the prompt, rows of images; encode_s: seconds in which these were
+            encoded, which `prefill_s` does not contain, but `elapsed_s` does. Other programs count
+            them into `prefill_s`.
+    """
+
+    n_prompt: int
+    n_generated: int
+    prefill_s: float
+    decode_s: float
+    elapsed_s: float
+    prefill_tps: float
+    decode_tps: float
+    drafted: list[int]
+    accepted: list[int]
+    rounds: int
+    mean_acceptance_length: float = 0.0
+    time_s: dict[str, float] = {}
+    prompt_sync: str = ""
+    waited_s: dict[str, float] = {}
+    looked_up: dict[str, int] = {}
+    n_image_tokens: int = 0
+    encode_s: float = 0.0
+    tokens_per_round: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Take the mean acceptance length by its older name."""
+        self.mean_acceptance_length = self.mean_acceptance_length or self.tokens_per_round
+        self.tokens_per_round = 0.0
+
+    @property
+    def prompt_tps(self) -> float:
+        """Tokens of the prompt per second of prefill and encoding together."""
+        whole = self.prefill_s + self.encode_s
+        return self.prefill_tps * self.prefill_s / whole if whole > 0 else 0.0
+
+    @classmethod
+    def from_telemetry(cls, telemetry: Telemetry) -> Sample:
+        """The driver's telemetry, as far as a sample keeps it."""
+        apart = ("waited_s", "mean_acceptance_length")
+        names = [name for name in cls.__struct_fields__ if name not in apart]
+        return cls(**{name: copy(getattr(telemetry, name)) for name in names})
 
 
 @dataclass
@@ -211,8 +270,12 @@ class Cell:
         return emitted / self.rounds if self.rounds else None
 
     def axis(self, name: str) -> str:
-        """The value on an axis in words, as it was asked for; "" where the axis does not matter."""
-        return self.key.axis(name)
+        """The value on an axis in words, as it was asked for; of one of drafts that the plan does
+        not have the default; "" where the axis does not matter."""
+        matters = self.n_max and name in DRAFT_AXES and (name != "ngram" or self.adaptive)
+        if name in self.axes or not matters or self.program != OURS:
+            return self.key.axis(name)
+        return axis_words(DRAFT_AXES[name])
 
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""
@@ -364,7 +427,7 @@ class Dimension:
 
 
 def _axis(name: str) -> Dimension:
-    within = () if name in PLAIN_AXES else ("mode",)
+    within = () if name in PLAIN_AXES else ("program", "mode")
     return Dimension(name, partial(Cell.axis, name=name), within, axis_name(name) + " {}")
 
 

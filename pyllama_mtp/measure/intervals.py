@@ -18,6 +18,8 @@ from pyllama_mtp.errors import UsageError
 
 #: Probability, 0 to 1, with which an interval holds the true value.
 CONFIDENCE = 0.95
+#: Speeds are called equal if the whole interval of their ratio is this close to 1.
+EQUAL = 0.03
 #: Logarithms that differ by less do so from rounding.
 _ROUNDING = 1e-12
 
@@ -33,23 +35,20 @@ class Ratio:
     n: int
 
     @property
-    def scatter(self) -> float:
-        """The farther bound's distance from the value, as a part of it; infinite from one pair."""
-        return (self.high or math.inf) / self.value - 1
-
-    @property
     def holds_one(self) -> bool:
         """Whether noise can be all of it."""
         return self.low is None or self.high is None or self.low <= 1 <= self.high
 
-    def is_one(self, within: float) -> bool:
-        """Whether the true ratio is 1, but for this part of it, as far as the interval says."""
+    @property
+    def is_one(self) -> bool:
+        """Whether the true ratio is 1, but for `EQUAL`, as far as the interval says."""
         known = self.low is not None and self.high is not None
-        return known and 1 - within <= (self.low or 0) and (self.high or 0) <= 1 + within
+        return known and (self.low or 0) >= 1 - EQUAL and (self.high or 0) <= 1 + EQUAL
 
-    def unclear(self, within: float) -> bool:
-        """Whether it cannot be told which side of 1 it is on, nor that it :meth:`is_one`."""
-        return self.holds_one and not self.is_one(within)
+    @property
+    def unclear(self) -> bool:
+        """Whether it cannot be told which side of 1 it is on, nor that it :attr:`is_one`."""
+        return self.holds_one and not self.is_one
 
 
 def typical_ratio(*rows: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:

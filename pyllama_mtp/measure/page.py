@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import write_whole
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TITLE = "pyllama-mtp: prefill and decode, with and without MTP"
-Kind = Literal["models", "decode", "decode-ratio", "prefill", "prefill-ratio", "acceptance"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-TITLES: dict[Kind, str] = {
+#: What a plot shows, by its name.
+TITLES = {
     "models": "Decode speed by model, at the shortest prompt",
     "prefill": "Prefill speed",
     "decode": "Decode speed",
@@ -35,6 +34,7 @@ TITLES: dict[Kind, str] = {
     "decode-ratio": "Decode, relative to no MTP",
     "acceptance": "Acceptance by draft position",
 }
+KINDS = (*TITLES,)
 #: What speeds are drawn against, in words; see :func:`along`.
 _X_WORDS = {"n_prompt": "prompt size (tokens)", "n_context": "length of the context (tokens)"}
 
@@ -68,21 +68,13 @@ class Curve:
     number: int = 0
 
 
-def check_kind(kind: str) -> Kind:
-    """Raises UsageError if `kind` is not one of `KINDS`."""
-    for known in KINDS:
-        if kind == known:
-            return known
-    raise UsageError(f"there is no plot {kind!r}; there are: {', '.join(KINDS)}")
-
-
 def along(cells: Iterable[Cell]) -> str:
     """The attribute of cells against which speeds are drawn: `n_context` if there are filled
     contexts, else `n_prompt`."""
     return "n_context" if any(cell.n_context for cell in cells) else "n_prompt"
 
 
-def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
+def curves(cells: Sequence[Cell], kind: str) -> list[Curve]:
     """The curves of a plot, without MTP first, then by depth, the adaptive depth last.
 
     A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
@@ -109,7 +101,7 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
     return drawn
 
 
-def _points(members: Mapping[int, Cell], cells: Sequence[Cell], kind: Kind) -> Iterator[Point]:
+def _points(members: Mapping[int, Cell], cells: Sequence[Cell], kind: str) -> Iterator[Point]:
     """The points of a series. `members`: its cells, by their place."""
     if kind == "acceptance":
         rates = shown_rates(cell for cell in members.values() if cell.n_max)
@@ -122,15 +114,6 @@ def _points(members: Mapping[int, Cell], cells: Sequence[Cell], kind: Kind) -> I
                 yield Point(place, ratio.value, ratio.low, ratio.high)
         elif spread := cell.spread(figure):
             yield Point(place, *spread) if len(cell.samples) > 1 else Point(place, spread[0])
-
-
-def why_nothing(cells: Sequence[Cell], kind: Kind) -> str:
-    """Why a plot has nothing to show."""
-    if not any(cell.samples for cell in cells):
-        return "no cell has samples"
-    if kind == "acceptance":
-        return f"no depth has {LEAST_DRAFTS} drafts of an MTP head"
-    return "no cell with MTP has one without beside it" if "ratio" in kind else "no speed is known"
 
 
 # -- drawing ---------------------------------------------------------------------------------------
@@ -160,15 +143,20 @@ def theme() -> Iterator[None]:
         yield
 
 
-def draw(axes: Axes, cells: Sequence[Cell], kind: Kind) -> None:
+def draw(axes: Axes, cells: Sequence[Cell], kind: str) -> None:
     """Draw a plot into `axes`.
 
     Raises:
-        UsageError: these cells have nothing to show in it.
+        UsageError: there is no such plot, or these cells have nothing to show in it.
     """
+    if kind not in KINDS:
+        raise UsageError(f"there is no plot {kind!r}; there are: {', '.join(KINDS)}")
     shown = curves(cells, kind)
     if not shown:
-        raise UsageError(f"there is nothing to plot: {why_nothing(cells, kind)}")
+        raise UsageError(
+            f"there is nothing to plot for {kind}: speeds need samples, ratios need cells with "
+            f"MTP and without it, acceptance {LEAST_DRAFTS} drafts of an MTP head"
+        )
     where = _X_WORDS[along(cells)]
     if kind == "acceptance":
         where = "draft position in the round (1 is the first)"
@@ -178,10 +166,8 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind) -> None:
         titles, where = [*map(title_of, figures.sections(cells))], ""
         names = [titles[place] for place in places]
         axes.tick_params(axis="x", rotation=20 if len(names) > 3 else 0)
-    if kind == "models" or (len(places) == 1 and kind != "acceptance"):
-        _draw_bars(axes, shown, places, kind)
-    else:
-        _draw_lines(axes, shown, places)
+    bars = kind == "models" or (len(places) == 1 and kind != "acceptance")
+    _draw_curves(axes, shown, places, kind, bars)
     step = 1 if kind == "models" else -(-len(places) // 12)
     axes.set_xticks([*range(len(places))][::step], names[::step])
     axes.set_xlabel(where)
@@ -191,37 +177,24 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=columns, frameon=False)
 
 
-def _draw_bars(axes: Axes, shown: Sequence[Curve], places: Sequence[int], kind: Kind) -> None:
-    """Bars side by side at each place; their values above them, if there is room."""
-    width = 0.8 / len(shown)
+def _draw_curves(
+    axes: Axes, shown: Sequence[Curve], places: Sequence[int], kind: str, bars: bool
+) -> None:
+    """Bars side by side at each place, with their values above them if there is room; or lines.
+    Places are evenly spaced."""
+    width = 0.8 / len(shown) if bars else 0
     for number, curve in enumerate(shown):
         shift = (number - (len(shown) - 1) / 2) * width
-        bars = axes.bar(
-            [places.index(point.x) + shift for point in curve.points],
-            [point.y for point in curve.points],
-            width,
-            yerr=_bounds(curve),
-            color=f"C{curve.number % 10}",
-            ecolor="gray",
-            capsize=3,
-            label=curve.label,
-        )
+        at = [places.index(point.x) + shift for point in curve.points]
+        values, color = [point.y for point in curve.points], f"C{curve.number % 10}"
+        same: dict[str, Any] = {"yerr": _bounds(curve), "color": color, "label": curve.label}
+        if not bars:
+            look = "o-" if curve.number < 10 else "s--"
+            axes.errorbar(at, values, fmt=look, capsize=3, **same)
+            continue
+        drawn = axes.bar(at, values, width, ecolor="gray", capsize=3, **same)
         if len(places) * len(shown) <= 12:
-            axes.bar_label(bars, [_value(point, kind) for point in curve.points], padding=3)
-
-
-def _draw_lines(axes: Axes, shown: Sequence[Curve], places: Sequence[int]) -> None:
-    """Places are evenly spaced."""
-    for curve in shown:
-        axes.errorbar(
-            [places.index(point.x) for point in curve.points],
-            [point.y for point in curve.points],
-            _bounds(curve),
-            fmt="o-" if curve.number < 10 else "s--",
-            color=f"C{curve.number % 10}",
-            capsize=3,
-            label=curve.label,
-        )
+            axes.bar_label(drawn, [_value(point, kind) for point in curve.points], padding=3)
 
 
 def _bounds(curve: Curve) -> list[list[float]] | None:
@@ -232,14 +205,14 @@ def _bounds(curve: Curve) -> list[list[float]] | None:
     return [below, [(point.high or 0) - point.y for point in curve.points]]
 
 
-def _value(point: Point, kind: Kind) -> str:
+def _value(point: Point, kind: str) -> str:
     """The value above a bar: of one sample, two digits."""
     if kind.endswith("-ratio"):
         return times_words(point.y, point.low, point.high)
     return speed_words(point.y) if point.low else f"~{float(f'{point.y:.2g}'):,g}"
 
 
-def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind) -> None:
+def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: str) -> None:
     """From 0. Long error bars, of few repeats, are cut at twice the largest value."""
     points = [point for curve in drawn for point in curve.points]
     high = min(2 * max(point.y for point in points), max(point.high or point.y for point in points))
@@ -253,7 +226,7 @@ def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind) -> None:
         axes.set_ylabel("tokens per second")
 
 
-def _caption(cells: Sequence[Cell], kind: Kind) -> Iterator[str]:
+def _caption(cells: Sequence[Cell], kind: str) -> Iterator[str]:
     """What is drawn, and what the bars are."""
     counts = sorted({len(cell.samples) for cell in figures.latest(cells) if cell.samples})
     several = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
@@ -272,7 +245,7 @@ def _caption(cells: Sequence[Cell], kind: Kind) -> Iterator[str]:
         yield warning.partition(": ")[0]
 
 
-def picture(cells: Sequence[Cell], kind: Kind) -> bytes:
+def picture(cells: Sequence[Cell], kind: str) -> bytes:
     """A plot as SVG."""
     from matplotlib.figure import Figure as Picture
 

@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from pyllama_mtp.child import end_with_parent, last_words
-from pyllama_mtp.errors import PyllamaMtpError, UsageError
+from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama.vision import IMAGE_MARKER
-from pyllama_mtp.measure.images import ImageText, Picture
+from pyllama_mtp.measure.figures import Sample
+from pyllama_mtp.measure.prompts import ImageText, Picture
 from pyllama_mtp.measure.records import Build
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, SideBySide, Task
-from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Settings
 
 
@@ -42,8 +42,8 @@ class PeerError(PyllamaMtpError):
 
 #: How to get a program.
 _OBTAIN = (
-    "`python bench/peers.py` in a checkout builds it from the pinned tree; one on PATH, in "
-    "--peer-dir DIR or in the folder of PYLLAMA_MTP_PEERS is found too"
+    "`python bench/peers.py` in a checkout builds it from the pinned tree; one on PATH or in the "
+    "folder that PYLLAMA_MTP_PEERS names is found too"
 )
 
 
@@ -53,102 +53,64 @@ _OBTAIN = (
 _STOP_S = 3.0  # a server in the middle of an answer does not end by itself
 
 
-def child_environment() -> dict[str, str]:
-    """This process's environment without the variables that are settings of either side."""
-    prefixes = ("LLAMA_ARG_", "PYLLAMA_MTP_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-
-
-class Program:
-    """A running program, without input. A context manager that ends it; `name`: for messages.
+@contextlib.contextmanager
+def running(name: str, command: Sequence[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program without input and without the environment variables that are settings of either
+    side. It ends with all that it has started, by force if it does not end by itself. `name`: for
+    messages; `streams`: as of Popen.
 
     Raises:
         PeerError: the program cannot be started.
     """
+    settings = ("LLAMA_ARG_", "PYLLAMA_MTP_")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env=own,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+            text=True,
+            errors="replace",
+            **streams,
+        )
+    except OSError as error:
+        raise PeerError(f"{name} cannot be started: {error}") from None
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
-        self.name = name
-        with contextlib.ExitStack() as files:
-            self._stdout: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
-            self._stderr: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
+    def tell(number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+
+    with process:
+        try:
+            yield process
+        finally:
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._stdout,
-                    stderr=self._stderr,
-                    env=child_environment(),
-                    start_new_session=True,
-                    preexec_fn=end_with_parent,
-                )
-            except OSError as error:
-                raise PeerError(f"{name} cannot be started: {error}") from None
-            self._files = files.pop_all()
+                if process.poll() is None:
+                    tell(signal.SIGTERM)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_STOP_S)
+            finally:  # also after Ctrl-C in the meantime
+                tell(signal.SIGKILL)
 
-    def __enter__(self) -> Program:
-        return self
 
-    def __exit__(self, *raised: object) -> None:
-        self.stop()
+def output(name: str, *command: str, timeout_s: float) -> tuple[str, str]:
+    """What a program writes to stdout and to stderr until it ends.
 
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; minus the signal that ended it."""
-        return self._process.poll()
-
-    @property
-    def pid(self) -> int:
-        """The number of its process."""
-        return self._process.pid
-
-    def wait(self, timeout_s: float) -> str:
-        """Wait for the end of the program, and return what it has written to stdout.
-
-        Raises:
-            PeerError: the program failed, or took longer.
-        """
+    Raises:
+        PeerError: the program cannot be started, failed, or took longer.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with running(name, command, **pipes) as process:
         try:
-            code = self._process.wait(timeout_s)
+            out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise PeerError(
-                f"{self.name} was not done after {timeout_s:.0f} s: {self.last_words()}"
-            ) from None
-        if code:
-            raise PeerError(f"{self.name} failed ({code}): {self.last_words()}")
-        return self.stdout()
-
-    def stdout(self) -> str:
-        """What it has written to stdout so far."""
-        return _read(self._stdout)
-
-    def stderr(self) -> str:
-        """What it has written to stderr so far."""
-        return _read(self._stderr)
-
-    def last_words(self) -> str:
-        """The end of its output, for a message."""
-        return last_words(self.stderr().strip() or self.stdout())
-
-    def stop(self) -> None:
-        """End the program and all that it has started, by force if it does not end by itself."""
-        try:
-            if self._process.poll() is None:
-                self._signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_STOP_S)
-        finally:  # also after Ctrl-C in the meantime
-            self._signal(signal.SIGKILL)
-            self._process.wait()
-            self._files.close()
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
-
-def _read(file: IO[bytes]) -> str:
-    # pread leaves the file's position alone, where the process writes.
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+            raise PeerError(f"{name} was not done after {timeout_s:.0f} s") from None
+    if process.returncode:
+        said = last_words(err.strip() or out)
+        raise PeerError(f"{name} failed ({process.returncode}): {said}")
+    return out, err
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -296,12 +258,6 @@ class Installed:
     build: Build
 
 
-def check_folder(folder: str | None) -> None:
-    """Refuse a --peer-dir that is no folder. Raises UsageError."""
-    if folder is not None and not Path(folder).is_dir():
-        raise UsageError(f"--peer-dir {folder}: there is no such folder")
-
-
 def find(name: str, folder: str | None = None, *, gpu: bool = True) -> Installed:
     """Find a program, and start it once to see that it runs.
 
@@ -337,8 +293,7 @@ def find(name: str, folder: str | None = None, *, gpu: bool = True) -> Installed
 
 
 def _ask(name: str, *command: str) -> str:
-    with Program(name, command) as program:
-        return program.wait(_ANSWER_S) + program.stderr()
+    return "".join(output(name, *command, timeout_s=_ANSWER_S))
 
 
 # -- llama-server ----------------------------------------------------------------------------------
@@ -415,6 +370,7 @@ class LlamaServer:
 
     Attributes:
         url: where it listens.
+        process: the program.
     """
 
     def __init__(self, program: str, options: Sequence[str]) -> None:
@@ -422,40 +378,45 @@ class LlamaServer:
 
     def __enter__(self) -> LlamaServer:
         """Start it. Raises PeerError when it is not ready in time, or ends."""
-        port = free_port()
+        with socket.socket() as probe:  # a port on which nobody listens now
+            probe.bind((HOST, 0))
+            port = str(probe.getsockname()[1])
         self.url = f"http://{HOST}:{port}"
-        where = ("--host", HOST, "--port", str(port))
-        self._program = Program(self._name, [*self._command, *where])
-        try:
+        command = [*self._command, "--host", HOST, "--port", port]
+        with contextlib.ExitStack() as stack:
+            self._log: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
+            streams = {"stdout": self._log, "stderr": subprocess.STDOUT}
+            self.process = stack.enter_context(running(self._name, command, **streams))
             self._wait_until_ready()
-        except BaseException:
-            self._program.stop()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._program.stop()
+        self._stack.close()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            if (code := self._program.exit_code) is not None:
-                raise PeerError(
-                    f"{self._name} ended at its start ({code}): {self._program.last_words()}"
-                )
+            if (code := self.process.poll()) is not None:
+                said = last_words(self.said())
+                raise PeerError(f"{self._name} ended at its start ({code}): {said}")
             # 503 while the server loads, refused before it listens
             with suppress(OSError, HTTPException, ValueError):
                 if self._get("/health").get("status") == "ok":
                     return
             time.sleep(_POLL_S)
-        raise PeerError(
-            f"{self._name} was not ready in {START_TIMEOUT_S:.0f} s: {self._program.last_words()}"
-        )
+        said = last_words(self.said())
+        raise PeerError(f"{self._name} was not ready in {START_TIMEOUT_S:.0f} s: {said}")
+
+    def said(self) -> str:
+        """What it has written so far. The file's position, where it writes, stays."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     @property
     def pid(self) -> int:
         """The number of its process."""
-        return self._program.pid
+        return self.process.pid
 
     def _get(self, path: str) -> dict[str, Any]:
         with _opener.open(self.url + path, timeout=5) as answer:
@@ -485,14 +446,7 @@ class LlamaServer:
         except ValueError as error:
             raise PeerError(f"{_SERVER} answered what is no JSON: {error}") from error
         except (OSError, HTTPException) as error:
-            raise PeerError(f"{_SERVER}: {error}; {self._program.last_words()}") from error
-
-
-def free_port() -> int:
-    """A port of the loopback interface on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+            raise PeerError(f"{_SERVER}: {error}; {last_words(self.said())}") from error
 
 
 # -- samples ---------------------------------------------------------------------------------------
@@ -506,7 +460,7 @@ class PeerRunner(SideBySide):
     no process is left running after a sample.
 
     Args:
-        name, folder: see :func:`find`; there is a GPU unless `n_gpu_layers` is 0.
+        name: see :func:`find`; there is a GPU unless `n_gpu_layers` is 0.
         model, n_gpu_layers, head, mmproj: see :class:`.PeerOptions`.
         picture: of prompts with an image.
 
@@ -518,7 +472,6 @@ class PeerRunner(SideBySide):
     def __init__(
         self,
         name: str,
-        folder: str | None,
         model: str,
         n_gpu_layers: int,
         head: str = "",
@@ -529,12 +482,12 @@ class PeerRunner(SideBySide):
         self.build = Build(name, "", "", "", "")
         self.missing: PeerError | None = None
         try:
-            self._peer = find(name, folder, gpu=n_gpu_layers != 0)
+            self._peer = find(name, gpu=n_gpu_layers != 0)
             self.build = self._peer.build
         except PeerError as error:
             self.missing = error
 
-    def begin(self, number: int, task: Task) -> None:
+    def begin(self, key: Hashable, task: Task) -> None:
         """Measure the whole sample.
 
         Raises:
@@ -543,7 +496,8 @@ class PeerRunner(SideBySide):
         if self.missing:
             raise self.missing
         options = PeerOptions(task.settings, *self._model)
-        self._sample = measure(self._peer, options, task, self._picture)
+        measure = self._by_bench if self.build.program == "llama-bench" else self._by_server
+        self._sample = measure(options, task)
         measured = (self._sample.n_prompt, self._sample.n_generated)
         wanted = (len(task.prompts[0]) - task.n_context, task.max_tokens)
         if measured != wanted:
@@ -552,68 +506,53 @@ class PeerRunner(SideBySide):
                 f"{measured[1]}, where {wanted[0]} and {wanted[1]} were asked for"
             )
 
-    def advance(self, number: int, goal: int) -> int:
+    def advance(self, key: Hashable, goal: int) -> int:
         """Return the number of generated tokens."""
         return self._sample.n_generated
 
-    def finish(self, number: int) -> tuple[Sample, dict[str, int]]:
+    def finish(self, key: Hashable) -> tuple[Sample, dict[str, int]]:
         """Return the sample; its memory is not known."""
         return self._sample, {}
 
-
-def measure(
-    peer: Installed, options: PeerOptions, task: Task, picture: Picture | None = None
-) -> Sample:
-    """Measure one sample with a program; a fresh server is warmed up by a short completion.
-
-    Raises:
-        PeerError: the program failed, takes no images, or its answer cannot be read.
-    """
-    prompt = task.prompts[0]
-    if peer.build.program == "llama-bench":
-        if isinstance(prompt, ImageText):
-            raise PeerError("llama-bench takes no images")
-        n_prompt = len(prompt) - task.n_context
-        return _by_llama_bench(peer, options, n_prompt, task.max_tokens - 1, task.n_context)
-    seed = zlib.crc32(repr(prompt).encode()) % 2**31  # imposes acceptance; differs by text
-    n_first = min(WARM_UP_TOKENS, task.max_tokens)
-    with LlamaServer(peer.command[0], server_options(options)) as server:
+    def _by_server(self, options: PeerOptions, task: Task) -> Sample:
+        """By a fresh server, which is warmed up by a short completion."""
         first: Any
         whole: Any
-        if not isinstance(prompt, ImageText):
-            first, whole = prompt[: task.warm_up], prompt
-        elif picture is None:
-            raise PeerError("there is no image for the prompts")
-        else:
-            images = [picture.png()]
-            shorter = prompt.text[: len(prompt.text) * task.warm_up // len(prompt)]
-            first, whole = (
-                server.image_prompt(IMAGE_MARKER + text, images) for text in (shorter, prompt.text)
-            )
-        server.complete(completion_request(first, n_first, seed))
-        request = completion_request(whole, task.max_tokens, seed)
-        if task.n_context:
-            request["cache_prompt"] = True
-            filling = {**request, "prompt": whole[: task.n_context], "n_predict": 0}
-            server.complete(filling)
-        return parse_timings(server.complete(request), task.n_context)
+        (prompt,) = task.prompts
+        seed = zlib.crc32(repr(prompt).encode()) % 2**31  # imposes acceptance; differs by text
+        with LlamaServer(self._peer.command[0], server_options(options)) as server:
+            if isinstance(prompt, ImageText):
+                images = [self._picture.png()] if self._picture else []
+                shorter = prompt.text[: len(prompt.text) * task.warm_up // len(prompt)]
+                first, whole = (
+                    server.image_prompt(IMAGE_MARKER + text, images)
+                    for text in (shorter, prompt.text)
+                )
+            else:
+                first, whole = prompt[: task.warm_up], prompt
+            n_first = min(WARM_UP_TOKENS, task.max_tokens)
+            server.complete(completion_request(first, n_first, seed))
+            request = completion_request(whole, task.max_tokens, seed)
+            if task.n_context:
+                request["cache_prompt"] = True
+                server.complete({**request, "prompt": whole[: task.n_context], "n_predict": 0})
+            return parse_timings(server.complete(request), task.n_context)
 
+    def _by_bench(self, options: PeerOptions, task: Task) -> Sample:
+        """`pp`: random tokens, with one row of logits per batch, after those in the context; then,
+        in another process, `tg` after these and the prompt: random tokens without sampling."""
 
-def _by_llama_bench(
-    peer: Installed, options: PeerOptions, n_prompt: int, n_decode: int, n_context: int
-) -> Sample:
-    """`pp`: random tokens, with one row of logits per batch, after `n_context` of them; then, in
-    another process, `tg` after these and the prompt: random tokens without sampling. `n_decode` 0:
-    `pp` only."""
+        def run(*test: object) -> tuple[float, int, int]:
+            command = [*self._peer.command, *options.arguments(), *map(str, test)]
+            command += ["-r", "1", "-o", "json"]
+            return parse_llama_bench(output("llama-bench", *command, timeout_s=TIMEOUT_S)[0])
 
-    def run(*test: object) -> tuple[float, int, int]:
-        command = [*peer.command, *options.arguments(), *map(str, test), "-r", "1", "-o", "json"]
-        with Program(peer.build.program, command) as program:
-            return parse_llama_bench(program.wait(TIMEOUT_S))
-
-    filled = ("-d", n_context) if n_context else ()
-    prefill_tps, n_prompt, _ = run("-p", n_prompt, "-n", 0, *filled)
-    decode_tps = 0.0
-    if n_decode:
-        decode_tps, _, n_decode = run("-p", 0, "-n", n_decode, "-d", n_context + n_prompt)
-    return made_sample(n_prompt, n_decode, prefill_tps, decode_tps)
+        (prompt,) = task.prompts
+        if isinstance(prompt, ImageText):
+            raise PeerError("llama-bench takes no images")
+        filled = ("-d", task.n_context) if task.n_context else ()
+        n_decode, decode_tps = task.max_tokens - 1, 0.0
+        prefill_tps, n_prompt, _ = run("-p", len(prompt) - task.n_context, "-n", 0, *filled)
+        if n_decode:
+            decode_tps, _, n_decode = run("-p", 0, "-n", n_decode, "-d", len(prompt))
+        return made_sample(n_prompt, n_decode, prefill_tps, decode_tps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, TypeAlias
 
@@ -27,30 +27,26 @@ SIZES, FILLED_SIZES = (512, 1024, 2048), (512,)
 MAX_TOKENS, REPEAT = 256, 7
 #: Other programs that can be measured, and whether they can draft with the MTP head.
 PEERS = {"llama-server": True, "llama-bench": False}
-#: The fields of `Settings` on which the cost of MTP depends, with their defaults. They have options
-#: of their own.
-SWITCHES = {
-    name: str(getattr(Settings, name))
-    for name in ("prompt_rows", "prompt_sync", "hidden", "draft_vocab")
-}
 #: Axes that other programs have, too.
 SHARED_AXES = ("n_batch", "n_ubatch", "n_threads", "flash_attn", "cache_type_k", "cache_type_v")
 #: Axes that are no fields of `Settings`: sequences that are generated at once, and tokens in the
 #: context before the prompt.
 OWN_AXES = ("n_sequences", "n_context")
 #: Axes of other programs.
-PEER_AXES = (*SHARED_AXES, "synthetic_acceptance", "n_context")
+PEER_AXES = (*SHARED_AXES, "p_min", "synthetic_acceptance", "n_context")
 #: Axes that matter without MTP, too.
 PLAIN_AXES = (*SHARED_AXES, "checkpoints", *OWN_AXES)
+#: Axes that matter only to drafts, with their defaults, with which no MTP is measured.
+DRAFT_AXES: dict[str, Any] = {
+    field.name: field.default
+    for field in fields(Settings)
+    if field.name
+    not in ("n_ctx", "rope", "draft_n_max", "synthetic_acceptance", *PLAIN_AXES, *STORE)
+}
+#: Those of them that have options of their own, for several values, and columns in all records.
+SWITCHES = ("prompt_rows", "prompt_sync", "hidden", "draft_vocab")
 #: All axes of a plan.
-AXES = (
-    *SWITCHES,
-    *PLAIN_AXES,
-    *sorted(
-        {field.name for field in fields(Settings)}
-        - {"n_ctx", "rope", "draft_n_max", *SWITCHES, *PLAIN_AXES, *STORE}
-    ),
-)
+AXES = (*PLAIN_AXES, *DRAFT_AXES, "synthetic_acceptance")
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -59,6 +55,8 @@ Kind: TypeAlias = tuple[int, str]
 
 #: The class of prompts that begin with the plan's image.
 IMAGE = "image"
+#: Classes of plain text, which the model continues; of IMAGE, after the image.
+TEXTS = ("text", "source", IMAGE)
 #: The class of prompts that ask to write a text again.
 COPY = "copy"
 
@@ -144,11 +142,8 @@ class Key(Struct, frozen=True):
         return replace(self, n_max=0, adaptive=False, axes=axes)
 
     def axis(self, name: str) -> str:
-        """The value on an axis in words; "" where the axis does not matter. A switch that is not
-        among the axes has its default."""
-        if name in self.axes:
-            return axis_words(self.axes[name])
-        return SWITCHES.get(name, "") if self.n_max else ""
+        """The value on an axis in words; "" where the axis does not matter, or is none of these."""
+        return axis_words(self.axes[name]) if name in self.axes else ""
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
@@ -344,11 +339,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         return size + self.max_tokens + deepest + 1
 
 
-def padded_context(needed: int, limit: int) -> int:
-    """The context for `needed` tokens, at most `limit`: llama.cpp pads contexts to 256 tokens."""
-    return min(-(-needed // 256) * 256, limit)
-
-
 def _check_distinct(name: str, values: Sequence[object]) -> None:
     if len(set(map(repr, values))) != len(values):
         raise UsageError(f"{name} {', '.join(map(str, values))} name one value twice")
@@ -375,27 +365,26 @@ def axis_words(value: Any) -> str:
 
 
 def axis_value(name: str, word: str) -> Any:
-    """The inverse of :func:`axis_words`, for this axis.
-
-    Raises:
-        UsageError: the word is none of its values.
-    """
-    usual = getattr(Settings, name, None)
-    if name == "synthetic_acceptance" and ":" in word:
-        return falling_rates(name, word)
+    """The inverse of :func:`axis_words`, for this axis. A word that is no value stays a word."""
+    field = Settings.__dataclass_fields__.get(name)
+    read: Callable[[str], Any] = field.metadata["kind"].read if field else int
+    if name == "synthetic_acceptance":
+        read = _rates
+    elif field and isinstance(field.default, bool):
+        return {"on": True, "off": False, "true": True, "false": False}.get(word.lower(), word)
     try:
-        if isinstance(usual, bool):
-            return {"on": True, "off": False, "true": True, "false": False}[word]
-        if name == "synthetic_acceptance":
-            rate, power, n = word.partition("^")
-            if power:
-                return tuple(powers(float(rate), int(n)))
-            return None if word == "none" else tuple(float(rate) for rate in word.split("/"))
-        if name in ("n_threads", "n_ubatch"):  # a number or "auto"
-            return word if word == usual else int(word)
-        return (int if usual is None else type(usual))(word)
-    except (KeyError, ValueError):
-        raise UsageError(f"{word!r} is no value of the axis {name}") from None
+        return read(word)
+    except ValueError:
+        return word
+
+
+def _rates(word: str) -> tuple[float, ...] | None:
+    rate, power, n = word.partition("^")
+    if power:
+        return tuple(powers(float(rate), int(n)))
+    if ":" in word:
+        return falling_rates("synthetic_acceptance", word)
+    return None if word == "none" else tuple(map(float, word.split("/")))
 
 
 def powers(rate: float, n: int) -> list[float]:

@@ -16,27 +16,32 @@ before they answer; left out, the template decides. Lines as of SPEED-Bench, wit
 from __future__ import annotations
 
 import ast
+import base64
 import gzip
 import hashlib
 import importlib.util
+import io
 import os
 import platform
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace as changed
 
 from pyllama_mtp.chats.options import ChatOptions
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import read_text
-from pyllama_mtp.measure.images import ImageText, Imaging
-from pyllama_mtp.measure.plan import COPY, IMAGE
+from pyllama_mtp.images import ImageSource, Pixels, pixels_of
+from pyllama_mtp.llama.vision import IMAGE_MARKER, ImagePrompt, Vision
+from pyllama_mtp.measure.plan import COPY, IMAGE, ImageFile
 from pyllama_mtp.measure.records import checked
 from pyllama_mtp.models.demo import demo_path, is_demo
 
@@ -104,7 +109,10 @@ class Workload:
         self._model = model
         self._texts = iter(stdlib_texts() if texts is None else texts)
         self._tokens: list[int] = []
-        self._prefix = special_prefix(model)
+        plain = model.tokenize("a", add_special=False)
+        full = model.tokenize("a", add_special=True)
+        known = full[-len(plain) :] == plain
+        self._prefix = full[: len(full) - len(plain)] if known else []  # usually none for Qwen
 
     def prompt(self, n_tokens: int, repeat: int = 0) -> list[int]:
         """Exactly `n_tokens` token ids, a leading BOS of the model included.
@@ -113,16 +121,18 @@ class Workload:
             UsageError: there is no text at all, or `n_tokens` leaves no room for any.
         """
         around = len(self._prefix)
-        n_text = n_tokens - around
-        if n_text < 1:
+        if n_tokens <= around:
             raise UsageError(
                 f"a prompt of {n_tokens} tokens is too short; give at least {around + 1}"
             )
-        start = repeat * n_text
-        self._fill(start + n_text)
+        return self._prefix + self.text(n_tokens - around, repeat)
+
+    def text(self, n_tokens: int, repeat: int) -> list[int]:
+        """The same without the BOS."""
+        start = repeat * n_tokens
+        self._fill(start + n_tokens)
         size = len(self._tokens)
-        text = [self._tokens[(start + i) % size] for i in range(n_text)]
-        return self._prefix + text
+        return [self._tokens[(start + i) % size] for i in range(n_tokens)]
 
     def _fill(self, n_tokens: int) -> None:
         """Tokenize documents until there are `n_tokens`, or no more text."""
@@ -139,16 +149,10 @@ def source_of_prompts(file: str | None, text: str | None) -> str:
     return f"{Path(file).name}, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def special_prefix(model: Model) -> list[int]:
-    """The tokens that the model wants before any text (BOS); usually none for Qwen."""
-    plain = model.tokenize("a", add_special=False)
-    full = model.tokenize("a", add_special=True)
-    return full[: len(full) - len(plain)] if full[-len(plain) :] == plain else []
-
-
 # -- sets of prompts -------------------------------------------------------------------------------
 
 
+_FOLDER = Path(__file__).with_name("prompts")
 #: The classes for which acceptance is usually published.
 CLASSES = ("factual", "thinking", "code", "instruction")
 #: The class of prompts without a class.
@@ -281,32 +285,23 @@ def check_classes(classes: Sequence[str], texts: Sequence[str] = ()) -> None:
             published_prompts(name)
 
 
-def package_prompts(classes: Sequence[str] = CLASSES) -> list[Prompt]:
-    """The prompts of these classes: the package's own, 24 each, written for this project, and those
-    of other packages.
+def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> list[Prompt]:
+    """The prompts of these classes that fit a model: the demo model's own; else the package's, 24
+    each, written for this project, and those of other packages.
 
     Raises:
         UsageError: a class without prompts.
     """
     check_classes(classes)
-    folder, found = Path(__file__).with_name("prompts"), list[Prompt]()
-    for name in classes:
-        if name in PUBLISHED:
-            found += published_prompts(name)
-        else:
-            found += _copies() if name == COPY else read_prompts(folder / f"{name}.jsonl")
-    return found
-
-
-def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> list[Prompt]:
-    """The prompts of these classes that fit a model: the demo model's own, or the package's.
-
-    Raises:
-        UsageError: a class without prompts.
-    """
     demo = demo_prompts() if is_demo(model_path) else []
     own = {name: [prompt for prompt in demo if prompt.kind == name] for name in classes}
-    return [prompt for name in classes for prompt in own[name] or package_prompts([name])]
+    return [prompt for name in classes for prompt in own[name] or _packaged(name)]
+
+
+def _packaged(name: str) -> list[Prompt]:
+    if name in PUBLISHED:
+        return published_prompts(name)
+    return _copies() if name == COPY else read_prompts(_FOLDER / f"{name}.jsonl")
 
 
 def demo_prompts() -> list[Prompt]:
@@ -314,44 +309,118 @@ def demo_prompts() -> list[Prompt]:
     return read_prompts(demo_path().with_name("prompts.jsonl"))
 
 
+# -- prompts that begin with an image --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ImageText:
+    """A prompt: the image, then `text`. It has `n_tokens`, those of the image among them."""
+
+    text: str
+    n_tokens: int
+
+    def __len__(self) -> int:
+        return self.n_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image to measure with.
+
+    Attributes:
+        pixels: [height, width, 3] uint8, RGB.
+        file: what the records say of it; of the encoder nothing yet.
+        mmproj: the file of the encoder; None: the one beside the model.
+    """
+
+    pixels: Pixels
+    file: ImageFile
+    mmproj: str | None = None
+
+    @classmethod
+    def read(cls, source: ImageSource, mmproj: Any = None) -> Picture:
+        """Read an image. Raises UsageError: see :func:`.pixels_of`."""
+        pixels = pixels_of(source)
+        name = ""
+        if isinstance(source, os.PathLike) or (
+            isinstance(source, str) and not source.startswith("data:")
+        ):
+            name = Path(source).name
+        height, width = pixels.shape[:2]
+        file = ImageFile(name, hashlib.sha256(pixels.tobytes()).hexdigest(), width, height)
+        return cls(pixels, file, None if mmproj is None else os.fspath(mmproj))
+
+    def png(self) -> str:
+        """The same pixels as a PNG file, in base64."""
+        try:
+            from PIL import Image
+        except ImportError:
+            raise UsageError(
+                "other programs get the image as a file, which needs pillow: pip install "
+                "'pyllama-mtp[images]'"
+            ) from None
+        out = io.BytesIO()
+        Image.fromarray(self.pixels).save(out, "PNG")
+        return base64.b64encode(out.getvalue()).decode()
+
+
+class Imaging:
+    """A picture and a model's encoder: makes prompts. A context manager, which closes the encoder.
+
+    Attributes:
+        file: describes the picture and the encoder.
+        alone: a prompt without text.
+        n_around: tokens that a prompt has beside its text.
+        mmproj: the file of the encoder.
+    """
+
+    def __init__(self, model: Model, picture: Picture, n_threads: int | None = None) -> None:
+        """Load the encoder, and encode the picture once, so that no sample is the first.
+
+        Raises:
+            UsageError: there is no encoder beside the model, or the picture cannot be encoded.
+            ModelFileError, InsufficientMemoryError: see :class:`.Vision`.
+        """
+        self._pixels = picture.pixels
+        self._vision = Vision(model, picture.mmproj, n_threads=n_threads)
+        self.mmproj = self._vision.path
+        try:
+            self.alone = self._vision.prompt(IMAGE_MARKER, [self._pixels])
+        except BaseException:
+            self._vision.close()
+            raise
+        self.n_around = len(self.alone)
+        encoder = hashlib.sha256(self.mmproj.read_bytes()).hexdigest()
+        n_tokens = self.alone.images[0].image.n_tokens
+        self.file = changed(
+            picture.file, n_tokens=n_tokens, mmproj=self.mmproj.name, mmproj_sha256=encoder
+        )
+
+    def __enter__(self) -> Imaging:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._vision.close()
+
+    def encode(self, prompt: ImageText) -> ImagePrompt:
+        """The prompt with its picture encoded anew."""
+        self._vision.forget()
+        made = self._vision.prompt(IMAGE_MARKER + prompt.text, [self._pixels])
+        if len(made) != len(prompt):
+            raise UsageError(
+                f"a prompt with an image has {len(made)} tokens, where {len(prompt)} were planned; "
+                "give another text with --prompt-file"
+            )
+        return made
+
+
 # -- prompts of a matrix ---------------------------------------------------------------------------
 
 
-#: Classes of plain text, which the model continues; of IMAGE, after the image.
-TEXTS = ("text", "source", IMAGE)
 _PLACE = "@@THE-TEXT-GOES-HERE@@"
 #: After an image: tokens of text beyond those that are wanted, and the characters by which its
 #: beginning and its end are moved to have as many as that.
 _SPARE_TOKENS, _MOST_MOVED, _ENDS = 64, 32, (0, 1, -1, 2, -2, 3, -3)
-
-
-def padded_tokens(
-    model: Model, prompt: Prompt, n_tokens: int, text: Workload, repeat: int = 0
-) -> list[int]:
-    """The prompt's tokens with real text before it, `n_tokens` in all.
-
-    In a chat the text is the beginning of what the user says, and the question follows it.
-
-    Args:
-        repeat: every number takes another piece of `text`.
-
-    Raises:
-        UsageError: the prompt alone has as many tokens, or more.
-    """
-    rendered = prompt.render(model, before=_PLACE)
-    head, found, tail = rendered.partition(_PLACE)
-    if not found:  # the template changes the text: padding goes before all of it
-        head, tail = "", prompt.render(model)
-    before = model.tokenize(head, add_special=True, parse_special=True)
-    after = model.tokenize("\n\n" + tail, add_special=False, parse_special=True)
-    room = n_tokens - len(before) - len(after)
-    if room < 1:
-        raise UsageError(
-            f"{n_tokens} tokens are too few for a {prompt.kind} prompt, which has "
-            f"{len(before) + len(after)} itself; ask for longer ones"
-        )
-    special = len(special_prefix(model))
-    return before + text.prompt(room + special, repeat)[special:] + after
 
 
 class Prompts:
@@ -359,7 +428,7 @@ class Prompts:
 
     Prompts of the classes "text" and "source" are text, which the model continues; "image" has the
     image before the text of "text". The other
-    classes ask the questions of :func:`package_prompts` in a chat, with text before them to reach
+    classes ask the questions of :func:`prompts_for` in a chat, with text before them to reach
     the length; the demo model has questions of its own.
 
     Args:
@@ -397,7 +466,25 @@ class Prompts:
         question = questions[repeat % len(questions)]
         if not n_tokens:
             return question.tokens(self._model)
-        return padded_tokens(self._model, question, n_tokens, text, repeat)
+        return self._after_text(question, n_tokens, text, repeat)
+
+    def _after_text(
+        self, question: Prompt, n_tokens: int, text: Workload, repeat: int
+    ) -> list[int]:
+        """Text, then the question, of `n_tokens` in all. In a chat the text is the beginning of
+        what the user says."""
+        head, found, tail = question.render(self._model, before=_PLACE).partition(_PLACE)
+        if not found:  # the template changes the text: it goes before all of it
+            head, tail = "", question.render(self._model)
+        before = self._model.tokenize(head, add_special=True, parse_special=True)
+        after = self._model.tokenize("\n\n" + tail, add_special=False, parse_special=True)
+        room = n_tokens - len(before) - len(after)
+        if room < 1:
+            raise UsageError(
+                f"{n_tokens} tokens are too few for a {question.kind} prompt, which has "
+                f"{len(before) + len(after)} itself; ask for longer ones"
+            )
+        return before + text.text(room, repeat) + after
 
     def _after_image(self, text: Workload, n_tokens: int, repeat: int, n_around: int) -> ImageText:
         """The image and text, of `n_tokens` in all.
@@ -405,15 +492,14 @@ class Prompts:
         Text is what other programs take after an image, not tokens. So it is cut where the whole
         text, made into tokens again, has exactly as many as are wanted.
         """
-        special, n = len(special_prefix(self._model)), n_tokens - n_around
+        n = n_tokens - n_around
         if n < 1:
             raise UsageError(
                 f"a prompt of {n_tokens} tokens is too short: the image has {n_around} of them, "
                 f"with what is around it; give at least {n_around + 1}, or a smaller image"
             )
         tokenize = partial(self._model.tokenize, add_special=False, parse_special=True)
-        ids = text.prompt(special + n + _SPARE_TOKENS, repeat)[special:]
-        said = self._model.detokenize(ids)
+        said = self._model.detokenize(text.text(n + _SPARE_TOKENS, repeat))
         for start, moved in product(range(_MOST_MOVED), _ENDS):
             end = start + len(self._model.detokenize(tokenize(said[start:])[:n])) + moved
             if len(tokenize(said[start:end])) == n:

@@ -30,9 +30,8 @@ from msgspec import Meta, Struct
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append, write_error
-from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell
-from pyllama_mtp.measure.plan import IMAGE, SWITCHES, Count, Key, Plan
-from pyllama_mtp.measure.sample import Sample
+from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell, Sample
+from pyllama_mtp.measure.plan import DRAFT_AXES, IMAGE, Count, Key, Plan
 
 if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Device, Library
@@ -165,15 +164,9 @@ class Skipped(OfCell, tag="skipped"):
     reason: str
 
 
-class Dropped(_Line, tag="dropped"):
-    """Of older files: which groups a time budget left out. The samples that are there tell it."""
-
-
-class Profiled(_Line, tag="profile"):
-    """Of older files: where the time of a prompt went."""
-
-
-Line = RunHeader | Measured | Skipped | Dropped | Profiled
+#: Lines of older files: which groups a budget left out, where the time of a prompt went.
+_OLDER = ("dropped", "profile")
+Line = RunHeader | Measured | Skipped
 
 
 def as_read(value: Any) -> Any:
@@ -245,7 +238,7 @@ class Run:
 
     def _key(self, line: OfCell) -> Key:
         """The cell of a line; in older files its switches are among the settings only."""
-        varied = [name for name in SWITCHES if name in self.header.plan.axes]
+        varied = [name for name in DRAFT_AXES if name in self.header.plan.axes]
         if not (varied and line.cell.n_max) or line.cell.build in self.header.plan.peers:
             return line.cell
         switches = {name: line.settings[name] for name in varied if name in line.settings}
@@ -304,7 +297,7 @@ class Records:
             self.runs[line.run] = Run(line)
         elif run is None:
             raise UsageError(f"run {line.run} has not begun")
-        elif not isinstance(line, Dropped | Profiled):
+        else:
             run.add(line)
 
 
@@ -329,8 +322,8 @@ def read_file(path: str | os.PathLike[str]) -> Records:
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         closed = line.endswith(b"\n")
         try:
-            if line.strip():
-                records.add(_decoded(line))
+            if line.strip() and (decoded := _decoded(line)):
+                records.add(decoded)
         except UsageError as error:
             if not closed and any(start.startswith(line[: len(start)]) for start in _BEGINNINGS):
                 break
@@ -345,19 +338,13 @@ def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
     return read_file(path).cells
 
 
-class _Any(Struct):
-    """What every line has: other schemas get a message of their own."""
-
-    schema: Any = None
-
-
-def _decoded(line: bytes) -> Line:
+def _decoded(line: bytes) -> Line | None:
+    """The record; None for one that only older files have."""
     try:
-        schema = msgspec.json.decode(line, type=_Any).schema
-    except msgspec.ValidationError:
-        schema = None
+        found = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"damaged, not a line of JSON ({error})") from None
+    schema = found.get("schema") if isinstance(found, dict) else None
     if schema is None:
         raise UsageError("not a record of a matrix: no object with a schema")
     if schema != SCHEMA:
@@ -365,10 +352,9 @@ def _decoded(line: bytes) -> Line:
             f"schema {schema!r} is unknown; this version reads {SCHEMA}. "
             "A later version of pyllama-mtp wrote it"
         )
-    try:
-        decoded: Line = checked(Line, line, "a record of a matrix")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(f"damaged, not a line of JSON ({error})") from None
+    if found.get("kind") in _OLDER:
+        return None
+    decoded: Line = checked(Line, found, "a record of a matrix")
     return decoded
 
 
@@ -384,25 +370,14 @@ def check_output(path: str | os.PathLike[str]) -> None:
     """Refuse, before anything is measured, a file that records cannot be appended to.
 
     Raises:
-        UsageError: the file cannot be written, or it exists and holds something else.
+        UsageError: the file cannot be written, another process is writing to it, or it exists and
+            holds something else.
     """
-    path = Path(path)
-    existed = path.exists()
-    try:
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-            return
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
-    try:
-        read_file(path)
-    except UsageError as error:
-        raise UsageError(
-            f"{error}\n{path} exists and does not hold measurements that can be appended to; "
-            "name another file"
-        ) from None
+    existed = Path(path).exists()
+    with Writer(path, None) as writer:
+        writer.open()
+    if not existed:
+        Path(path).unlink()
 
 
 class Writer:
@@ -415,7 +390,7 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike[str], header: RunHeader | None) -> None:
         self._path, self._header = Path(path), header
-        self._file: int | None = None
+        self._file = -1
 
     def write(self, line: Line) -> None:
         """Append a record.
@@ -424,46 +399,46 @@ class Writer:
             UsageError: another process is writing to this file, or it was damaged meanwhile.
             DiskFullError: there is no room for the record; the file is as it was.
         """
-        if self._file is None:
-            self._file = self._open()
         data = to_line(line)
         if self._header is not None:
             data = to_line(self._header) + data
+        if self._file < 0:
+            there = self.open()
+            os.ftruncate(self._file, there.end)
+            data = b"\n" * there.unclosed + data
         append(self._file, data, self._path)
         self._header = None
 
-    def _open(self) -> int:
+    def open(self) -> Records:
+        """Open the file for this process alone; what it holds. Raises UsageError: see
+        :func:`check_output`."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         try:
-            file = os.open(self._path, flags, 0o666)
+            self._file = os.open(self._path, flags, 0o666)
         except OSError as error:
             raise write_error(error, self._path) from error
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"another process is measuring into {self._path}; wait for it, or name "
-                    "another file"
-                ) from None
-            except OSError:
-                pass  # a file system without locks
-            there = read_file(self._path)
-            os.ftruncate(file, there.end)
-            if there.unclosed:
-                append(file, b"\n", self._path)
-        except BaseException:
-            os.close(file)
-            raise
-        return file
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.__exit__()
+            raise UsageError(
+                f"another process is measuring into {self._path}; wait for it, or name another file"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        try:
+            return read_file(self._path)
+        except UsageError as error:
+            self.__exit__()
+            raise UsageError(f"{error}; name another file for measurements") from None
 
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._file is not None:
+        if self._file >= 0:
             os.close(self._file)
-            self._file = None
+            self._file = -1
 
 
 # -- going on with a run ---------------------------------------------------------------------------
@@ -486,15 +461,9 @@ def last_run(path: str | os.PathLike[str], model: str) -> Run | None:
     return next((run for run in reversed(runs) if run.header.model.name == model), None)
 
 
-def run_to_resume(path: str | os.PathLike[str], header: RunHeader) -> Run | None:
-    """The last run of a file with the model, to go on with; None: no run yet.
-
-    Raises:
-        UsageError: it measured something else; the message names the first field that differs.
-    """
-    run = last_run(path, header.model.name)
-    if run is None:
-        return None
+def refuse_another_run(run: Run, header: RunHeader) -> None:
+    """Raises UsageError if a run measured something else than the run of this header would; the
+    message names the first field that differs."""
     last, new_header = as_read(run.header), as_read(header)
     last["run"], new_header["run"] = last, new_header
     for part, keys in _COMPARED.items():
@@ -502,7 +471,7 @@ def run_to_resume(path: str | os.PathLike[str], header: RunHeader) -> Run | None
         for name in keys or dict.fromkeys((*old, *new)):
             if (was := old.get(name)) != (now := new.get(name)):
                 raise UsageError(
-                    f"--resume: {part}.{name} was {was!r} in the last run of {path} and is {now!r} "
-                    "now; give the options of that run, or begin a new one without --resume"
+                    f"--resume: {part}.{name} was {was!r} in the last run of the file and is "
+                    f"{now!r} now; give the options of that run, or begin a new one without "
+                    "--resume"
                 )
-    return run

@@ -13,21 +13,20 @@ from msgspec.structs import replace
 
 from pyllama_mtp.arguments import as_float, as_index, listed, whole
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.images import Picture
-from pyllama_mtp.measure.peers import check_folder
 from pyllama_mtp.measure.plan import (
     AXES,
     DEPTHS,
+    DRAFT_AXES,
     FILLED_SIZES,
     IMAGE,
     MAX_TOKENS,
     PLAIN_AXES,
     REPEAT,
     SIZES,
-    SWITCHES,
+    TEXTS,
     Plan,
 )
-from pyllama_mtp.measure.prompts import TEXTS, Prompt, check_classes, source_of_prompts
+from pyllama_mtp.measure.prompts import Picture, Prompt, check_classes, source_of_prompts
 from pyllama_mtp.measure.records import check_output, read_file
 from pyllama_mtp.measure.runner import split_library
 from pyllama_mtp.measure.text import size_name
@@ -67,7 +66,6 @@ class MatrixRequest:
         least_repeats: repeats that are measured whatever the budget.
         output: the file; None: no file.
         resume: go on with the last run in the file.
-        peer_dir: see :func:`.peers.find`.
         plan: of all this.
 
     Raises:
@@ -100,7 +98,6 @@ class MatrixRequest:
     least_repeats: int = 0
     output: str | os.PathLike[str] | None = None
     resume: bool = False
-    peer_dir: str | None = None
     plan: Plan = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,17 +112,13 @@ class MatrixRequest:
                 f"budget_s is {self.budget_s!r}; it must be a number of seconds above 0"
             )
         axes = {name: axis_values(name, given) for name, given in self.axes.items()}
-        #: Draft vocabularies by the names that the plan has for them, without folders.
-        self.vocabularies = {
-            without_folders(str(one)): one
-            for one in axes.get("draft_vocab", (self.settings.draft_vocab,))
-        }
-        if "draft_vocab" in axes:
-            axes["draft_vocab"] = (*self.vocabularies,)
-        for name, usual in SWITCHES.items():
-            value = without_folders(str(getattr(self.settings, name)))
-            if value != usual:
+        for name, usual in DRAFT_AXES.items():
+            if (value := getattr(self.settings, name)) != usual:
                 axes.setdefault(name, (value,))
+        #: Draft vocabularies by the names that the plan has for them, without folders.
+        self.vocabularies = {without_folders(str(one)): one for one in axes.get("draft_vocab", ())}
+        if self.vocabularies:
+            axes["draft_vocab"] = (*self.vocabularies,)
         self.plan = self._plan(axes)
         self._check_libraries()
         if self.resume:
@@ -153,7 +146,7 @@ class MatrixRequest:
         rates = self._rates(axes)
         usual = tuple(d for d in DEPTHS if rates is None or d == "auto" or int(d) <= len(rates))
         depths = tuple(map(_depth, _several("depths", self.depths, usual, "(0, 3, 'auto')")))
-        _check_drafts(depths, rates, axes)
+        _check_drafts(depths, rates, self.axes)
         least = 0 if self.stop_at_end else 1
         imposed = self.settings.synthetic_acceptance
         return Plan(
@@ -179,7 +172,6 @@ class MatrixRequest:
 
     def _check_libraries(self) -> None:
         """Refuse libraries and other programs that cannot be measured so."""
-        check_folder(self.peer_dir)
         variables = [split_library(library)[1] for library in self.libraries]
         if variables[0]:
             raise UsageError(
@@ -231,7 +223,8 @@ class MatrixRequest:
             ngram = any(axes.get("ngram", (self.settings.ngram,)))
             if self.depths is None or self.else_text:
                 depths = (0, "auto") if ngram else (0,)
-            axes = {name: values for name, values in axes.items() if name not in SWITCHES}
+            kept = (*PLAIN_AXES, "ngram")
+            axes = {name: values for name, values in axes.items() if name in kept}
         if most := model.info.most_drafts:
             possible = tuple(min(one, most) if isinstance(one, int) else one for one in depths)
             if possible != depths:
@@ -261,8 +254,8 @@ def _check_drafts(
     drafts = [name for name in axes if name not in PLAIN_AXES]
     if drafts and depths and not any(depths):
         raise UsageError(
-            "--rows, --sync, --hidden and --draft-vocab need a depth above 0, as axes of drafting "
-            f"({', '.join(drafts)}) do; no MTP is measured with their defaults only"
+            f"axes of drafting ({', '.join(drafts)}) need a depth above 0; no MTP is measured with "
+            "their defaults only"
         )
 
 
@@ -310,11 +303,11 @@ def axis_values(name: str, given: Any) -> tuple[Any, ...]:
         return tuple(whole(name, n, 1, MOST_SEQUENCES, f"1 to {MOST_SEQUENCES}") for n in values)
     checked = []
     for value in values:
-        if name in SWITCHES and not isinstance(value, str | int):
+        if name == "draft_vocab" and not isinstance(value, str | int):
             raise UsageError(f"{name} has {value!r}, which is not a word")
         field_of_settings: dict[str, Any] = {name: value}
         checked.append(getattr(Settings(**field_of_settings), name))  # raises UsageError
-    return tuple(map(str, checked)) if name in SWITCHES else tuple(checked)
+    return tuple(checked)
 
 
 def _several(name: str, given: Any, usual: tuple[Any, ...], example: str) -> tuple[Any, ...]:

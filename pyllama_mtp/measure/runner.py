@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
@@ -26,8 +26,8 @@ from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.llama.native import CPU_SWITCHES
 from pyllama_mtp.llama.vision import ImagePrompt
 from pyllama_mtp.machine import waited_for_core
-from pyllama_mtp.measure.images import ImageText, Imaging, Picture
-from pyllama_mtp.measure.sample import Sample
+from pyllama_mtp.measure.figures import Sample
+from pyllama_mtp.measure.prompts import ImageText, Imaging, Picture
 
 if TYPE_CHECKING:
     from pyllama_mtp.answer import Answer
@@ -110,9 +110,9 @@ class _Run:
 class SideBySide(Protocol):
     """A :class:`Runner`, here or in another process; what is not overridden does nothing."""
 
-    def begin(self, number: int, task: Task) -> None: ...
-    def advance(self, number: int, goal: int) -> int: ...
-    def finish(self, number: int) -> tuple[Sample, dict[str, int]]: ...
+    def begin(self, key: Hashable, task: Task) -> None: ...
+    def advance(self, key: Hashable, goal: int) -> int: ...
+    def finish(self, key: Hashable) -> tuple[Sample, dict[str, int]]: ...
 
     def check(
         self, settings: Settings, n_sequences: int = 1, filled: Settings | None = None
@@ -124,7 +124,7 @@ class SideBySide(Protocol):
 
 
 class Runner:
-    """Sessions of one library in this process, by numbers of the caller's choice.
+    """Sessions of one library in this process, by the keys of their cells.
 
     Where a task has tokens in the context, a session for all tasks with the same `filled` holds
     these, and goes on from there for longer ones. The measured sessions get a copy, which is kept
@@ -136,7 +136,7 @@ class Runner:
 
     def __init__(self, model: Model, imaging: Imaging | None = None) -> None:
         self._model, self._imaging = model, imaging
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[Hashable, _Run] = {}
         self._filled: dict[str, Session] = {}
         self._copy: tuple[str, int, ProcessedPrompt] | None = None
 
@@ -162,23 +162,31 @@ class Runner:
             return BatchSession(self._model, settings, n_sequences)
         return Session(self._model, settings)
 
-    def begin(self, number: int, task: Task) -> None:
+    def begin(self, key: Hashable, task: Task) -> None:
         """Open a session, encode images, warm it up, and give it what is to be in its context.
         Raises as :meth:`check`."""
         copy = self._fill(task) if task.n_context else None
         session = self._open(task.settings, len(task.prompts))
+
+        def start(prompts: list[list[int] | ImagePrompt], max_tokens: int) -> _Run:
+            text: Any = prompts if len(prompts) > 1 else prompts[0]
+            ignore_eos, sampling = not task.stop_at_end, task.sampling
+            generation = session.generate(
+                text, max_tokens=max_tokens, sampling=sampling, ignore_eos=ignore_eos
+            )
+            return _Run(session, generation, task.n_context)
+
         try:
             prompts = [self._encoded(prompt) for prompt in task.prompts]
             beginnings = [_warm_up(prompt, task.warm_up) for prompt in prompts]
-            warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS))
+            warm = start(beginnings, WARM_UP_TOKENS)
             warm.generation.run()
             if warm.interrupted:
                 raise InterruptedSample
             session.reset()
             if copy:
                 session.copy_from(copy)
-            generation = _start(session, task, prompts, task.max_tokens)
-            self._runs[number] = _Run(session, generation, task.n_context)
+            self._runs[key] = start(prompts, task.max_tokens)
         except BaseException:
             session.close()
             raise
@@ -207,10 +215,10 @@ class Runner:
             raise UsageError("no encoder for prompts with an image")
         return self._imaging.encode(prompt)
 
-    def advance(self, number: int, goal: int) -> int:
+    def advance(self, key: Hashable, goal: int) -> int:
         """Generate until each sequence has `goal` tokens (1: the prefill), or a few more. Return
         how many there are. The last tokens come with the end of the generation."""
-        run, self._copy = self._runs[number], None
+        run, self._copy = self._runs[key], None
         with run.counting():
             while not run.ended and run.n_tokens < goal:
                 run.ended = next(run.pieces, None) is None
@@ -218,9 +226,9 @@ class Runner:
             raise InterruptedSample
         return run.n_tokens
 
-    def finish(self, number: int) -> tuple[Sample, dict[str, int]]:
+    def finish(self, key: Hashable) -> tuple[Sample, dict[str, int]]:
         """Generate to the end, close the session; the figures, and the bytes in use by what for."""
-        run = self._runs[number]
+        run = self._runs[key]
         with run.counting():
             for _ in run.pieces:
                 pass
@@ -236,7 +244,7 @@ class Runner:
             )
         sample.n_prompt -= run.n_context
         memory = dict(run.session.memory())
-        del self._runs[number]
+        del self._runs[key]
         run.session.close()
         return sample, memory
 
@@ -275,21 +283,6 @@ def _warm_up(prompt: list[int] | ImagePrompt, n_tokens: int) -> list[int] | Imag
         end = max(n_tokens, prompt.images[-1].end + 1)
         return replace(prompt, entries=prompt.entries[:end], encode_s=0.0)
     return prompt[:n_tokens]
-
-
-def _start(
-    session: Session | BatchSession,
-    task: Task,
-    prompts: list[list[int] | ImagePrompt],
-    max_tokens: int,
-) -> Generation | BatchGeneration:
-    text: Any = prompts if len(prompts) > 1 else prompts[0]
-    return session.generate(
-        text,
-        max_tokens=max_tokens,
-        sampling=task.sampling,
-        ignore_eos=not task.stop_at_end,
-    )
 
 
 # -- another library, in a process of its own ------------------------------------------------------

@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 from statistics import fmean, stdev
 from typing import IO, TYPE_CHECKING, Any
@@ -286,10 +287,7 @@ def _with_images(cells: Iterable[Cell]) -> bool:
 
 
 def axis_shown(cell: Cell, name: str) -> str:
-    """The value on an axis that counts: of `prompt_sync` what "auto" came down to; none of a switch
-    for other programs."""
-    if name in SWITCHES and cell.program != OURS:
-        return ""
+    """The value on an axis that counts: of `prompt_sync` what "auto" came down to."""
     used = cell.samples[-1].prompt_sync if name == "prompt_sync" and cell.samples else ""
     return used or cell.axis(name)
 
@@ -396,7 +394,7 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
     if not ratios:
         everywhere = any(cell.samples for cell in cells) and all(cell.n_max for cell in cells)
         return ["there are no ratios: no MTP (depth 0) was not measured"] if everywhere else []
-    widest = max(ratios, key=lambda ratio: ratio.scatter)
+    widest = max(ratios, key=lambda ratio: (ratio.high or inf) / ratio.value)
     if widest.low is None:
         return ["vs no-MTP: of the same repeats; ~: one sample says nothing of the noise"]
     return [
@@ -545,10 +543,10 @@ def ordered(cells: Sequence[Cell]) -> list[Cell]:
             cell.n_context,
             programs.index((cell.run, cell.program, cell.variant)),
             *(cell.adaptive, cell.n_max),
+            # words stay in the order in which they were asked for
             [
-                (value is None, str(value).rjust(9))
-                for name, value in cell.axes.items()
-                if name not in SWITCHES  # these stay in the order in which they were asked for
+                (value is None, value if isinstance(value, int | float) else 0)
+                for value in cell.axes.values()
             ],
         ),
     )

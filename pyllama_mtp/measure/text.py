@@ -23,8 +23,6 @@ NONE = "-"
 ENOUGH_TOKENS = 32
 #: Of the threads' time: who waited more for a core ran beside other programs.
 WAITED_MUCH = 0.03
-#: Speeds are called equal if the whole interval of their ratio is this close to 1.
-EQUAL = 0.03
 #: Characters per line where no terminal sets a limit.
 UNLIMITED = 1000
 
@@ -65,7 +63,7 @@ def gain_words(ratio: Ratio) -> str:
     if ratio.low is None or ratio.high is None:
         return f"about {ratio.value:.1f} times as fast in one sample"
     interval = between(ratio.low, ratio.high)
-    if ratio.is_one(EQUAL):
+    if ratio.is_one:
         return f"about as fast as without, {interval} times"
     if ratio.holds_one:
         return f"{interval} times as fast"

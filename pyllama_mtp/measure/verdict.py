@@ -12,7 +12,6 @@ from pyllama_mtp.measure.intervals import CONFIDENCE, Ratio, typical_ratio
 from pyllama_mtp.measure.plan import AXES, axis_name, axis_words
 from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
-    EQUAL,
     WAITED_MUCH,
     between,
     counted,
@@ -22,7 +21,6 @@ from pyllama_mtp.measure.text import (
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
 
 if TYPE_CHECKING:
-    from pyllama_mtp.llama.model import Model
     from pyllama_mtp.llama.native import Library
     from pyllama_mtp.models.modelinfo import GGUFInfo
 
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
 MUCH = 0.5
 #: Repeats below which an interval is wide for want of them.
 MANY = 7
-#: Why an interval is wide if nothing else is the reason.
-SCATTER = "the samples scatter; take more repeats, or more --max-tokens"
 
 
 def step_shares(info: GGUFInfo) -> dict[str, float]:
@@ -47,13 +43,6 @@ def slow_types(info: GGUFInfo, library: Library) -> dict[str, float]:
         for kind, share in step_shares(info).items()
         if not library.few_columns(WEIGHT_TYPES[kind.lower()])
     }
-
-
-def slow_types_of(model: Model) -> dict[str, float]:
-    """:func:`slow_types` of a loaded model; {} where the model is on a GPU."""
-    from pyllama_mtp.llama import native
-
-    return {} if model.on_gpu else slow_types(model.info, native.load())
 
 
 def slow_verdict(slow: Mapping[str, float]) -> str:
@@ -76,7 +65,7 @@ def slow_words(slow: Mapping[str, float]) -> str:
 
 
 @dataclass(frozen=True)
-class _Gain:
+class Gain:
     """A way of drafting at all prompt sizes, classes and contexts: its cells, their cells without
     MTP, and the paired ratios of both."""
 
@@ -104,7 +93,7 @@ class _Gain:
         return sum((cell.mean_acceptance_length or 0) * cell.rounds for cell in self.cells) / rounds
 
 
-def _gains(cells: Sequence[Cell]) -> list[_Gain]:
+def gains(cells: Sequence[Cell]) -> list[Gain]:
     """The ways of drafting that were measured with MTP and without, the fastest first."""
     ways: dict[tuple[object, ...], dict[tuple[int, str, int], Cell]] = {}
     axes = [name for name in AXES if name != "n_context"]
@@ -112,7 +101,7 @@ def _gains(cells: Sequence[Cell]) -> list[_Gain]:
         if cell.program == OURS and cell.n_max and cell.rounds:
             key = (cell.variant, cell.adaptive, cell.n_max, *map(cell.axis, axes))
             ways.setdefault(key, {})[cell.n_prompt, cell.prompt_class, cell.n_context] = cell
-    gains = []
+    found = []
     for way in ways.values():
         rows = [
             (cell, base, decode, prefill)
@@ -122,8 +111,8 @@ def _gains(cells: Sequence[Cell]) -> list[_Gain]:
             and (prefill := paired_ratios(cell, base, "prefill_tps"))
         ]
         if rows:
-            gains.append(_Gain(*map(list, zip(*rows, strict=True))))
-    return sorted(gains, key=lambda one: (-len(one.cells), -typical_ratio(*one.decode).value))
+            found.append(Gain(*map(list, zip(*rows, strict=True))))
+    return sorted(found, key=lambda one: (-len(one.cells), -typical_ratio(*one.decode).value))
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -135,10 +124,10 @@ def summary(cells: Sequence[Cell]) -> str:
     Args:
         cells: of one model and machine.
     """
-    if not (gains := _gains(averaged(cells))):
+    if not (ways := gains(averaged(cells))):
         return ""
-    auto = next((one for one in gains if one.cells[0].adaptive), None)
-    chosen, confidence = auto or gains[0], 1 - (1 - CONFIDENCE) / (1 if auto else len(gains))
+    auto = next((one for one in ways if one.cells[0].adaptive), None)
+    chosen, confidence = auto or ways[0], 1 - (1 - CONFIDENCE) / (1 if auto else len(ways))
     shortest = min(cell.max_tokens for cell in chosen.cells)
     if shortest < ENOUGH_TOKENS:
         return (
@@ -157,41 +146,37 @@ def summary(cells: Sequence[Cell]) -> str:
         how += f"; {between(min(sizes), max(sizes))} times from prompt to prompt"
     slower = decode.high is not None and decode.high < 1
     why = slow_words(chosen.cells[0].slow_types) if slower else ""
-    said = _gain_or_doubt(chosen, decode, f" ({how})")
-    return f"{start} {way} decode is {said}. Prefill is {_gain_or_doubt(chosen, prefill)}.{why}"
+    said = gain_or_doubt(chosen, decode, f" ({how})")
+    return f"{start} {way} decode is {said}. Prefill is {gain_or_doubt(chosen, prefill)}.{why}"
 
 
-def _gain_or_doubt(gain: _Gain, ratio: Ratio, how: str = "") -> str:
-    """What a ratio says; where it cannot be told which side is faster, why. `how`: was drafted."""
-    said = f"{gain_words(ratio)}{how}"
-    if not ratio.unclear(EQUAL):
-        return said
-    why = why_unclear(min(map(len, gain.decode)), [*gain.cells, *gain.bases])
-    return f"{said}, so it cannot be told whether that is faster: {why}"
-
-
-def why_unclear(
-    n: int,
-    cells: Sequence[Cell],
+def gain_or_doubt(
+    gain: Gain,
+    ratio: Ratio,
+    how: str = "",
     noun: str = "repeat",
     more: str = f"take --repeat {MANY}",
-    scatter: str = SCATTER,
 ) -> str:
-    """Why an interval is wide, and what to do.
+    """What a ratio says; where it cannot be told which side is faster, why, and what to do.
 
     Args:
-        n: pairs of samples, which are called `noun`; `more`: what to do if they are few.
-        cells: of both sides.
-        scatter: if neither their number nor other programs are the reason.
+        how: was drafted.
+        noun: what the pairs of samples are called; `more`: what to do if they are few.
     """
+    said = f"{gain_words(ratio)}{how}"
+    if not ratio.unclear:
+        return said
     reasons, advice = list[str](), list[str]()
-    if n < MANY:
+    if (n := min(map(len, gain.decode))) < MANY:
         reasons.append(f"there {'is' if n == 1 else 'are'} {counted(n, noun)} only")
         advice.append(more)
-    if waited_share(cells) >= WAITED_MUCH:
+    if waited_share([*gain.cells, *gain.bases]) >= WAITED_MUCH:
         reasons.append("other programs kept the machine busy")
         advice.append("close them")
-    return f"{' and '.join(reasons)}; {' and '.join(advice)}" if reasons else scatter
+    why = "the samples scatter; take more of them, or more --max-tokens"
+    if reasons:
+        why = f"{' and '.join(reasons)}; {' and '.join(advice)}"
+    return f"{said}, so it cannot be told whether that is faster: {why}"
 
 
 def summaries(cells: Sequence[Cell]) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,31 +15,28 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pyllama_mtp.drafting.depth import Costs, best_depth, break_even, round_time, speed
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.figures import (
     OURS,
     Cell,
     SeriesKey,
     averaged,
+    base_of,
     series_key,
 )
-from pyllama_mtp.measure.intervals import CONFIDENCE, Ratio, student, typical_ratio
-from pyllama_mtp.measure.plan import COPY, PLAIN_AXES
-from pyllama_mtp.measure.prompts import TEXTS
+from pyllama_mtp.measure.intervals import CONFIDENCE, student, typical_ratio
+from pyllama_mtp.measure.plan import COPY
 from pyllama_mtp.measure.text import (
     ENOUGH_TOKENS,
-    EQUAL,
     NONE,
     counted,
-    gain_words,
     percent,
     size_name,
     to_markdown,
 )
-from pyllama_mtp.measure.verdict import slow_words, why_unclear
+from pyllama_mtp.measure.verdict import gain_or_doubt, gains, slow_words
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.sample import Sample
+    from pyllama_mtp.measure.figures import Sample
 
 #: Acceptance per draft for which the speed is forecast.
 ACCEPTANCE = (0.5, 0.7, 0.8, 0.9)
@@ -178,11 +174,6 @@ def conditional(samples: Sequence[Sample]) -> list[Rate | None]:
     return rates
 
 
-def has_classes(cells: Iterable[Cell]) -> bool:
-    """Whether questions were asked, so that acceptance by class is of interest."""
-    return any(cell.prompt_class not in TEXTS for cell in cells)
-
-
 def series_of(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
     """The cells of fixed depth of each model, library and value of the axes, with their cells
     without MTP; by what tells them apart, in words."""
@@ -194,15 +185,10 @@ def series_of(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
     varies = [len({*values}) > 1 for values in zip(*keys, strict=True)]
     series = {}
     for key, own in keys.items():
-        plain = [cell for cell in ours if not cell.n_max and _plain(cell) == _plain(own[0])]
+        plain = {id(base): base for cell in own if (base := base_of(cell, ours))}
         words = (value for value, several in zip(key, varies, strict=True) if several and value)
-        series[", ".join(words)] = [*plain, *own]
+        series[", ".join(words)] = [*plain.values(), *own]
     return series
-
-
-def _plain(cell: Cell) -> tuple[str, ...]:
-    """What a cell has in common with its cells without MTP, of all sizes and classes."""
-    return cell.run, cell.model, cell.variant, *(cell.axis(name) for name in PLAIN_AXES)
 
 
 def acceptance_groups(cells: Iterable[Cell]) -> dict[int, dict[str, list[Sample]]]:
@@ -309,12 +295,8 @@ def _worth(
     best, n_tokens = best_depth(costs, last), sum(sample.n_generated for sample in samples)
     said = "verdict: at the costs measured here no depth is faster than no MTP"
     if best:
-        gain = _gain(cells, best, speed(costs, last, best) * costs.plain)
-        said = f"verdict: at the costs measured here depth {best} is the best: {gain_words(gain)}"
-        if gain.unclear(EQUAL):
-            more, scatter = "ask more", "prompts differ; ask more of them"
-            why = why_unclear(len(samples), cells, "prompt", more, scatter)
-            said += f", so it cannot be told whether drafts pay: {why}"
+        said = f"verdict: at the costs measured here depth {best} should be the best"
+        said += _measured(cells, best)
     if n_tokens < ENOUGH_TOKENS:
         said = f"no verdict: {counted(n_tokens, 'token')} in all say too little"
     return [
@@ -331,37 +313,14 @@ def _leading(samples: Sequence[Sample]) -> list[float]:
     return [rate[0] for rate in known if rate]
 
 
-def _gain(cells: Sequence[Cell], depth: int, value: float) -> Ratio:
-    """`value`, the expected speed of a depth against no MTP, with an interval: from how much the
-    expected speeds of single prompts differ, each with its own acceptance and its own costs. It is
-    as wide as the best of all depths needs, which is so by luck in part.
-
-    Args:
-        cells: of one prompt size, as for :func:`costs_of`.
-    """
-    by_prompt: dict[tuple[str, int], list[Cell]] = {}
-    for cell in cells:
-        for repeat, sample in zip(cell.repeats, cell.samples, strict=True):
-            alone = replace(cell, samples=[sample], repeats=[repeat])
-            by_prompt.setdefault((cell.prompt_class, repeat), []).append(alone)
-    rows: dict[str, list[float]] = {}
-    limit = 1
-    for (kind, _), own in by_prompt.items():
-        if costs := costs_of(own):
-            (classes,) = acceptance_groups(own).values()
-            rates = [*_leading(classes[kind]), *[0.0] * depth]  # none was tried behind the last
-            rows.setdefault(kind, []).append(speed(costs, rates, depth) * costs.plain)
-            limit = costs.limit
-    each = [*rows.values()]
-    if any(len(row) < 2 for row in each):  # nothing is known of that class alone
-        each = [[*chain(*each)]]
-    if not each:
-        return Ratio(value, None, None, 0)
-    spread = typical_ratio(*each, confidence=1 - (1 - CONFIDENCE) / limit)
-    if spread.low is None or spread.high is None:
-        return Ratio(value, None, None, spread.n)
-    factor = value / spread.value
-    return Ratio(value, factor * spread.low, factor * spread.high, spread.n)
+def _measured(cells: Sequence[Cell], best: int) -> str:
+    """How fast the greatest depth was, which may be `best`, and whether that can be told."""
+    deepest = max(cell.n_max for cell in cells)
+    gain = next((one for one in gains(cells) if one.cells[0].n_max == deepest), None)
+    if gain is None:
+        return ""
+    said = gain_or_doubt(gain, typical_ratio(*gain.decode), noun="prompt", more="ask more")
+    return f"; {'it' if deepest == best else f'depth {deepest}'} was {said}"
 
 
 def _rate(found: Rate | None) -> str:
@@ -388,12 +347,7 @@ def advice(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
 
     Args:
         slow: see :func:`pyllama_mtp.measure.verdict.slow_types`.
-
-    Raises:
-        UsageError: no depth above 0 was measured.
     """
-    if costs.limit < 1:
-        raise UsageError("nothing to recommend: only depth 0 was measured; measure 1 at least")
     typical = percent(TYPICAL_ACCEPTANCE)
     auto = 'where acceptance varies, draft_n_max="auto" finds the depth while generating'
     if best := best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit):

@@ -55,19 +55,18 @@ MATRIX = [
     (["--rows", "first"], "--rows: prompt_rows is 'first', it must be one of last, all"),
     (
         ["--depths", "0", "--rows", "all,last"],
-        "--rows, --sync, --hidden and --draft-vocab need a depth above 0",
+        "axes of drafting (prompt_rows) need a depth above 0",
     ),
     (["--variants", "patched:small_batch=off,patched"], "is the first of --variants"),
-    (["--axis", "n_ctx=512"], "'n_ctx=512' is no NAME=VALUE,...; NAME: prompt_rows"),
+    (["--axis", "n_ctx=512"], "'n_ctx=512' is no NAME=VALUE,...; NAME: n_batch"),
     (["--axis", "p-min=0.1", "--axis", "p_min=0.2"], "--axis names one axis twice"),
-    (["--axis", "p-min=0.1", "--depths", "0"], "as axes of drafting (p_min) do"),
+    (["--axis", "p-min=0.1", "--depths", "0"], "axes of drafting (p_min) need a depth above 0"),
     (["--axis", "synthetic-acceptance=0.5", "--depths", "2"], "gives 1 rates, but depth 2 needs"),
     (["--budget", "soon"], "'soon' is no length of time"),
     (["--lib", "upstream", "--variants", "patched"], "give one of them"),
     (["--resume", "--no-output"], "leave --no-output out"),
     (["--peers", "ollama"], "'ollama' is not one of llama-server, llama-bench"),
     (["--peers", "llama-bench", "--temperature", "0.7"], "--peers measures at temperature 0"),
-    (["--peers", "llama-bench", "--peer-dir", "nowhere"], "--peer-dir nowhere: there is no such"),
 ]
 
 

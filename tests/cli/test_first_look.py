@@ -58,7 +58,7 @@ def test_the_first_look_is_at_a_usual_size_and_at_real_text(
 def test_some_repeats_are_measured_however_long_they_take(
     watched: Watched, cli: Cli, written: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyllama_mtp.cli.matrix.FIRST_BUDGET", "0.000001s")
+    monkeypatch.setattr("pyllama_mtp.cli.matrix.FIRST_BUDGET", 1e-6)
     monkeypatch.setattr("pyllama_mtp.cli.matrix.FIRST_REPEATS", 2)
     assert cli("matrix", "--threads", "1").code == 0
     assert {len(c.samples) for c in read_cells("matrix.jsonl")} == {2}

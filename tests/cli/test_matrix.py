@@ -49,7 +49,7 @@ def test_the_demo_model_is_repeated_more_often_within_its_budget(
     result = cli(*small)
     assert result.code == 0 and "left out" not in result.err
     assert len(read_cells("matrix.jsonl")[0].samples) == 4
-    monkeypatch.setattr("pyllama_mtp.cli.matrix.DEMO_BUDGET", "0.000001s")
+    monkeypatch.setattr("pyllama_mtp.cli.matrix.DEMO_BUDGET", 1e-6)
     assert " left out " in cli(*small).err
     for given in (("--repeat", "2"), ("--budget", "1h")):
         assert " left out " not in cli(*small, *given).err

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.figures import Cell
-from pyllama_mtp.measure.sample import Sample
+from pyllama_mtp.measure.figures import Cell, Sample
 
 from ..cells import made_cell
 from .records import FIGURES

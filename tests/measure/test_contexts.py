@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,6 @@ import pytest
 
 from pyllama_mtp import Generation, Model
 from pyllama_mtp.bench import matrix
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.compare import compare
 from pyllama_mtp.measure.page import curves
 from pyllama_mtp.measure.plan import Plan
@@ -35,20 +35,6 @@ def test_a_repeat_goes_on_from_length_to_length() -> None:
     assert orders[0] == [(at, depth) for at in (50, 100) for depth in (0, 2, 3)]
     assert orders[1] == [(at, depth) for at in (50, 100) for depth in (3, 2, 0)]
     assert orders[2] == [(at, depth) for at in (50, 100) for depth in (2, 3, 0)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"sizes": (24, 48)}, "one prompt size"),
-        ({"classes": ("code",)}, "classes text and source"),
-        ({"axes": {**PLAN.axes, "n_sequences": (2,)}}, "several sequences"),
-    ],
-)
-def test_what_needs_an_empty_context_is_refused(changes: dict[str, Any], message: str) -> None:
-    given = {"sizes": (24,), "depths": (0,), "max_tokens": 9, "repeat": 1, "axes": PLAN.axes}
-    with pytest.raises(UsageError, match=message):
-        Plan(**{**given, **changes})
 
 
 def test_contexts_are_filled_once_per_repeat(demo: Model, watched: Watched) -> None:
@@ -79,17 +65,17 @@ def test_a_budget_ends_before_a_longer_context(
     second each. The lengths take 5 + 2, 5 + 2 and 20 + 2 seconds."""
     clock = [0.0]
     monkeypatch.setattr(
-        "pyllama_mtp.measure.schedule.time",
+        "pyllama_mtp.measure.run.time",
         SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None),
     )
 
     class Slow(Runner):
         at = 0
 
-        def begin(self, number: int, task: Task) -> None:
+        def begin(self, key: Hashable, task: Task) -> None:
             clock[0] += (task.n_context - self.at) / 10 + 1
             self.at = task.n_context
-            super().begin(number, task)
+            super().begin(key, task)
 
     plan = Plan((24,), (0, 2), 3, 2, {"n_context": (50, 300, 100)})
     for budget_s, done in ((0.1, 1), (10, 2), (20, 3)):

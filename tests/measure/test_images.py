@@ -16,10 +16,9 @@ import pytest
 from pyllama_mtp import Model, Settings, bench
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.images import Pixels
-from pyllama_mtp.measure.images import ImageText, Imaging, Picture
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import ImageFile
-from pyllama_mtp.measure.prompts import Prompts
+from pyllama_mtp.measure.prompts import ImageText, Imaging, Picture, Prompts
 from pyllama_mtp.measure.runner import Runner, Task
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.settings import Sampling
@@ -118,7 +117,7 @@ def test_llama_server_gets_the_same_pixels_and_text(peers: Any, mmproj: Path) ->
     image = pytest.importorskip("PIL.Image")
     picture = Picture.read(PIXELS, mmproj)
     prompt = ImageText("x" * 100, 115)
-    runner = PeerRunner("llama-server", None, "m.gguf", 0, "", str(mmproj), picture)
+    runner = PeerRunner("llama-server", "m.gguf", 0, "", str(mmproj), picture)
     runner.begin(0, replace(task(prompt), warm_up=23))
     sample = runner.finish(0)[0]
     assert sample.n_prompt == 115 and sample.prompt_tps == sample.prefill_tps
@@ -150,6 +149,6 @@ def test_prompts_are_compared_with_the_time_to_encode_on_both_sides() -> None:
 
 def test_llama_bench_takes_none(peers: Any, mmproj: Path) -> None:
     picture = Picture.read(PIXELS, mmproj)
-    runner = PeerRunner("llama-bench", None, "m.gguf", 0, "", str(mmproj), picture)
+    runner = PeerRunner("llama-bench", "m.gguf", 0, "", str(mmproj), picture)
     with pytest.raises(PeerError, match="llama-bench takes no images"):
         runner.begin(0, task(ImageText("x", 20)))

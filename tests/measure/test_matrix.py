@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +17,8 @@ from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import Build, Records, Run
 from pyllama_mtp.measure.request import MatrixRequest
-from pyllama_mtp.measure.run import make_header
+from pyllama_mtp.measure.run import TURN_TOKENS, Matrix, make_header
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
-from pyllama_mtp.measure.schedule import TURN_TOKENS, Matrix
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 from ..cli.conftest import Watched, interrupt
@@ -81,15 +80,15 @@ def test_tokens_come_by_turns(demo: Model) -> None:
     reached: list[dict[int, int]] = [{}]
 
     class Turns(Runner):
-        def advance(self, number: int, goal: int) -> int:
-            tokens = super().advance(number, goal)
-            reached.append({**reached[-1], number: tokens})
+        def advance(self, key: Any, goal: int) -> int:
+            tokens = super().advance(key, goal)
+            reached.append({**reached[-1], key.n_max: tokens})
             return tokens
 
     measure(demo, Plan((10,), (0, 2), 5 * TURN_TOKENS, 1), Turns(demo))
-    assert reached[2] == {0: 1, 1: 1}, "both prompts come before the first turn"
-    assert all(abs(at[0] - at[1]) <= TURN_TOKENS + 2 for at in reached[2:])
-    assert reached[-1] == {0: 5 * TURN_TOKENS, 1: 5 * TURN_TOKENS}
+    assert reached[2] == {0: 1, 2: 1}, "both prompts come before the first turn"
+    assert all(abs(at[0] - at[2]) <= TURN_TOKENS + 2 for at in reached[2:])
+    assert reached[-1] == {0: 5 * TURN_TOKENS, 2: 5 * TURN_TOKENS}
 
 
 def test_every_sequence_has_a_text_of_its_own(demo: Model) -> None:
@@ -97,9 +96,9 @@ def test_every_sequence_has_a_text_of_its_own(demo: Model) -> None:
     seen = []
 
     class Noted(Runner):
-        def begin(self, number: int, task: Any) -> None:
+        def begin(self, key: Hashable, task: Any) -> None:
             seen.append(task.prompts)
-            super().begin(number, task)
+            super().begin(key, task)
 
     measure(demo, Plan((50,), (0,), 5, 2, {"n_sequences": (1, 3)}), Noted(demo))
     alone, together = ([prompts for prompts in seen if len(prompts) == n] for n in (1, 3))
@@ -229,19 +228,17 @@ def test_after_the_budget_no_further_group_begins(
     """Time passes only while a prompt is processed: a second per 10 tokens. First repeats come
     first, so that every size is measured once before one is measured again."""
     clock = [0.0]
-    monkeypatch.setattr(
-        "pyllama_mtp.measure.schedule.time", SimpleNamespace(monotonic=lambda: clock[0])
-    )
+    monkeypatch.setattr("pyllama_mtp.measure.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     class Slow(Runner):
-        def advance(self, number: int, goal: int) -> int:
+        def advance(self, key: Hashable, goal: int) -> int:
             if goal == 1:
                 clock[0] += self.size / 10
-            return super().advance(number, goal)
+            return super().advance(key, goal)
 
-        def begin(self, number: int, task: Any) -> None:
+        def begin(self, key: Hashable, task: Any) -> None:
             self.size = len(task.prompts[0])
-            super().begin(number, task)
+            super().begin(key, task)
 
     plan = Plan((10, 20, 40), (0, 2), 3, 5)
     for budget_s, least, repeats in (

@@ -23,7 +23,6 @@ from pyllama_mtp.measure.prompts import (
     Workload,
     check_classes,
     demo_prompts,
-    package_prompts,
     prompts_for,
     read_prompts,
     source_of_prompts,
@@ -89,7 +88,7 @@ def test_documentation_is_prose_and_source_is_code(bytes_model: BytesModel) -> N
 def test_questions_after_text(bytes_model: BytesModel, name: str) -> None:
     """A prompt has the length asked for and ends, in a chat, with the question of its repeat."""
     prompts = Prompts(bytes_model())
-    questions = package_prompts([name])
+    questions = prompts_for("m.gguf", [name])
     texts = set()
     for repeat in (0, 1, len(questions) + 1):
         prompt = prompts.prompt(name, 3000, repeat)
@@ -117,7 +116,7 @@ def test_the_demo_model_is_asked_its_own_questions(demo: Model) -> None:
 
 
 def test_the_package_has_twenty_different_prompts_of_each_class() -> None:
-    found = package_prompts()
+    found = prompts_for("m.gguf", CLASSES)
     for name in ("factual", "thinking", "code", "instruction"):
         own = [prompt for prompt in found if prompt.kind == name]
         assert 20 <= len(own) <= 24
@@ -129,7 +128,7 @@ def test_the_package_has_twenty_different_prompts_of_each_class() -> None:
 def test_the_demo_model_has_prompts_of_its_own() -> None:
     found = demo_prompts()
     assert {prompt.kind for prompt in found} == set(CLASSES)
-    assert not {prompt.text for prompt in found} & {p.text for p in package_prompts()}
+    assert not {prompt.text for prompt in found} & {p.text for p in prompts_for("m.gguf", CLASSES)}
 
 
 def test_only_the_prompt_is_needed(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_published_sets_come_from_their_packages(
     """MT-bench's categories by turns: the first questions of a class are not of one alone."""
     write_packages(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    tasks, questions = (package_prompts([name]) for name in ("humaneval", "mtbench"))
+    tasks, questions = (prompts_for("m.gguf", [name]) for name in ("humaneval", "mtbench"))
     assert tasks == [Prompt("humaneval", f"def f{n}():\n", chat=True) for n in range(3)]
     assert [one.text for one in questions[:3]] == ["writing 0", "math 0", "writing 1"]
     assert len(questions) == 20 and {one.kind for one in questions} == {"mtbench"}
@@ -188,7 +187,7 @@ def test_a_set_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch, name: s
 
 
 def test_texts_to_copy_are_whole_lines_of_the_standard_library() -> None:
-    found, texts = package_prompts([COPY]), [*stdlib_texts()]
+    found, texts = prompts_for("m.gguf", [COPY]), [*stdlib_texts()]
     assert len({one.text for one in found}) == len(found) == 24
     for prompt, text in zip(found, texts, strict=False):
         asked, copied = prompt.text.split("\n\n", 1)

@@ -11,11 +11,11 @@ import pytest
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.figures import (
     Cell,
+    Sample,
     base_of,
     paired_ratios,
 )
 from pyllama_mtp.measure.intervals import student, typical_ratio, typical_ratios
-from pyllama_mtp.measure.sample import Sample
 
 from ..cells import made_cell
 from ..marks import usual

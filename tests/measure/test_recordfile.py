@@ -11,12 +11,14 @@ import pytest
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.records import (
+    Run,
     RunHeader,
     Sample,
     Writer,
     check_output,
+    last_run,
     read_cells,
-    run_to_resume,
+    refuse_another_run,
     to_line,
 )
 
@@ -208,7 +210,7 @@ def test_two_processes_do_not_write_to_one_file(path: Path) -> None:
 
 def test_output_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no such folder" / "x.jsonl"):
-        with pytest.raises(UsageError, match=r"cannot write .*; name another file$"):
+        with pytest.raises(UsageError, match=r"cannot write .*; choose another file$"):
             check_output(path)
 
 
@@ -216,7 +218,7 @@ def test_output_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path)
 def test_output_that_holds_something_else_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "README.md"
     path.write_text(text)
-    with pytest.raises(UsageError, match=r"line 1: .*\n.*does not hold measurements"):
+    with pytest.raises(UsageError, match=r"line 1: .*; name another file"):
         check_output(path)
     assert path.read_text() == text
 
@@ -242,11 +244,11 @@ def header(name: str = "new", **changes: Any) -> RunHeader:
 
 def test_the_last_run_goes_on(path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
-        run_to_resume(path, header())
+        last_run(path, "m.gguf")
     write(
         path, records.run("a"), records.sample(run="a"), records.run("b"), records.skipped(0, "b")
     )
-    found = run_to_resume(path, header("new"))
+    found = last_run(path, "m.gguf")
     assert found is not None and found.id == "b"
     assert found.measured == set()
     assert [cell.skipped for cell in found.cells.values()] == ["no memory"]
@@ -264,15 +266,13 @@ def test_the_last_run_goes_on(path: Path) -> None:
     ],
 )
 def test_another_measurement_is_refused_and_the_field_named(
-    path: Path, change: dict[str, Any], message: str
+    change: dict[str, Any], message: str
 ) -> None:
-    write(path, records.run(), records.sample())
     with pytest.raises(UsageError, match=f"^--resume: {message}"):
-        run_to_resume(path, header("new", **change))
+        refuse_another_run(Run(header("old")), header("new", **change))
 
 
-def test_what_does_not_matter_may_differ(path: Path) -> None:
-    write(path, records.run())
+def test_what_does_not_matter_may_differ() -> None:
     other = {**records.run()["machine"], "python": "3.99", "os": "Linux 9"}
     changes = {"machine": other, "time": "later", "version": "2", "command": ["x"]}
-    assert run_to_resume(path, header("new", **changes)) is not None
+    refuse_another_run(Run(header("old")), header("new", **changes))

@@ -3,6 +3,7 @@ lengths of time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from pyllama_mtp.measure.request import MatrixRequest
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 
-def test_switches_of_the_settings_are_axes() -> None:
+def test_settings_of_drafts_are_axes() -> None:
+    """Those that are not the default: no MTP is measured with the defaults."""
     settings = Settings(prompt_rows="all", draft_vocab="folder/mine.json", n_batch=64)
-    request = MatrixRequest(settings=settings)
-    assert request.plan.axes == {"prompt_rows": ("all",), "draft_vocab": ("mine.json",)}
+    request = MatrixRequest(settings=replace(settings, p_min=0.5))
+    axes = {"prompt_rows": ("all",), "draft_vocab": ("mine.json",)}
+    assert request.plan.axes == {**axes, "p_min": (0.5,)}
     assert request.vocabularies == {"mine.json": "folder/mine.json"}
     other = MatrixRequest(settings=settings, axes={"prompt_rows": "last", "draft_vocab": 512})
     assert other.plan.axes == {"prompt_rows": ("last",), "draft_vocab": ("512",)}

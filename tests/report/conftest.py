@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllama_mtp.measure.figures import Cell
+from pyllama_mtp.measure.figures import Cell, Sample
 from pyllama_mtp.measure.records import to_line
-from pyllama_mtp.measure.sample import Sample
 
 from ..cells import made_cell, made_sample
 from ..cli.conftest import folder, nothing_loads, watched  # noqa: F401 (fixtures)

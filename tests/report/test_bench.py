@@ -81,7 +81,7 @@ def test_a_plot_in_one_call(pyplot: ModuleType, kind: str) -> None:
 
 def test_plots_that_cannot_be_drawn(pyplot: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     results = bench.Results([make_cell(3)])
-    with pytest.raises(UsageError, match="without beside it"):
+    with pytest.raises(UsageError, match="ratios need cells with MTP and without"):
         results.plot("decode-ratio")
     assert not pyplot.get_fignums()
     with pytest.raises(UsageError, match="there is no plot 'speed'"):

@@ -22,7 +22,14 @@ from pyllama_mtp.measure.compare import compare, markdown, print_comparison
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.intervals import Ratio
 from pyllama_mtp.measure.plan import ImageFile
-from pyllama_mtp.measure.table import llama_bench, markdown_table, print_matrix, waiting_note
+from pyllama_mtp.measure.table import (
+    llama_bench,
+    markdown_table,
+    print_matrix,
+    records,
+    to_csv,
+    waiting_note,
+)
 from pyllama_mtp.measure.text import telemetry_lines
 from pyllama_mtp.measure.verdict import slow_verdict, summary
 from pyllama_mtp.measure.worth import acceptance_markdown, tune_markdown
@@ -47,6 +54,7 @@ def everything() -> list[Cell]:
     for sample in auto.samples:
         sample.looked_up = {"rounds": 10, "drafted": 30, "accepted": 12}
         sample.time_s = {"draft": 0.25}
+        sample.drafted[-1], sample.accepted[-1] = 5, 4  # too few for a rate
     image = ImageFile("photo.jpg", "ab", 640, 480, 77, "mmproj.gguf", "cd")
     pictures = [make_cell(n, prompt_class="image", image=image) for n in (0, 3)]
     for sample in (sample for cell in pictures for sample in cell.samples):
@@ -75,6 +83,7 @@ def asked(*rates: tuple[float, ...], pass_s: float = 0.2, n: int = 3) -> list[Ce
                 sample.decode_s = 1.5 + pass_s * depth
                 sample.drafted = [40, 40][:depth]
                 sample.accepted = [round(40 * rate) + number for rate in own][:depth]
+                sample.decode_tps = (40 + sum(sample.accepted) if depth else 63) / sample.decode_s
             cells.append(cell)
     return cells
 
@@ -94,7 +103,7 @@ def differing() -> list[Cell]:
     """Seven questions; of four, hardly a draft is accepted."""
     cells = asked((0.9, 0.8), n=7)
     for sample in cells[-1].samples[3:]:
-        sample.accepted = [8, 2]
+        sample.accepted, sample.decode_tps = [8, 2], 50 / sample.decode_s
     return cells
 
 
@@ -234,6 +243,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "everything.md": lambda: markdown_table(everything(), per_round=True),
     "everything.txt": lambda: printed(everything(), None),
     "llama-bench.md": lambda: llama_bench(pasted()),
+    "everything.csv": lambda: to_csv(records(everything())),
     "headless.md": lambda: markdown_table(headless()),
     "contexts.md": lambda: markdown_table(
         [make_cell(n, axes={"n_context": at}) for at in (16384, 1024) for n in (0, 3)]

@@ -4,79 +4,67 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import IO
 
 import pytest
 
-from pyllama_mtp.measure.peers import PeerError, Program
+from pyllama_mtp.measure.peers import PeerError, output, running
 
 Ended = Callable[[int], bool]
 WAIT = "import time; time.sleep(600)"
 
 
-def python(code: str) -> Program:
-    return Program("the program", [sys.executable, "-c", code])
+def python(code: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return running("the program", [sys.executable, "-c", code], stdout=subprocess.PIPE)
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (met := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return met
+def line(program: subprocess.Popen[str]) -> str:
+    stdout: IO[str] | None = program.stdout
+    return stdout.readline() if stdout else ""
 
 
-def test_it_never_waits_for_a_reader() -> None:
-    """The program writes more than a pipe holds, to stdout and to stderr."""
-    with python("import sys; sys.stdout.write('a' * 10**6); sys.stderr.write('b' * 10**6)") as one:
-        assert len(one.wait(60)) == 10**6
-        assert one.stderr() == "b" * 10**6
-        assert len(one.last_words()) == 2000
+def said(code: str, timeout_s: float = 60) -> tuple[str, str]:
+    return output("the program", sys.executable, "-c", code, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_it_ends_with_the_block(error: type[BaseException], ended: Ended) -> None:
     with pytest.raises(error), python(WAIT) as program:
-        pid = program._process.pid
+        assert os.getpgid(program.pid) == program.pid != os.getpgrp(), "Ctrl-C does not reach it"
         raise error
-    assert ended(pid)
+    assert ended(program.pid)
 
 
-def test_one_that_ignores_sigterm_ends_too(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_with_what_it_has_started_even_where_it_ignores_sigterm(
+    ended: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pyllama_mtp.measure.peers._STOP_S", 0.2)
-    ignores = "import signal; signal.signal(15, signal.SIG_IGN); print('ready', flush=True);"
-    with python(ignores + WAIT) as program:
-        assert until(lambda: bool(program.stdout()))
-    assert ended(program._process.pid) and program.exit_code == -signal.SIGKILL
+    ignores = "import signal, subprocess as s; signal.signal(15, signal.SIG_IGN);"
+    start = "print(s.Popen(['sleep', '600']).pid, flush=True);"
+    with python(ignores + start + WAIT) as program:
+        child = int(line(program))
+    assert ended(program.pid) and program.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while not ended(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ended(child)
 
 
-def test_what_it_has_started_ends_too(ended: Ended) -> None:
-    start = "import subprocess as s; print(s.Popen(['sleep', '600']).pid, flush=True);"
-    with python(start + WAIT) as program:
-        assert until(lambda: program.stdout().endswith("\n"))
-        child = int(program.stdout())
-    assert ended(program._process.pid) and until(lambda: ended(child))
-
-
-def test_ctrl_c_of_the_terminal_does_not_reach_it() -> None:
-    with python(WAIT) as program:
-        assert os.getpgid(program._process.pid) == program._process.pid != os.getpgrp()
-
-
-def test_failures_say_what_it_said() -> None:
-    failed = pytest.raises(PeerError, match=r"the program failed \(1\): no such model")
-    with python("import sys; sys.exit('no such model')") as program, failed:
-        program.wait(60)
-    late = pytest.raises(PeerError, match="not done after 0 s: it said nothing")
-    with python(WAIT) as program, late:
-        program.wait(0.1)
-    with pytest.raises(PeerError, match=r"the program cannot be started: .*No such file"):
-        Program("the program", ["/nowhere/llama-server"])
-
-
-def test_settings_of_either_side_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_output_and_its_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe holds, on both streams; settings of either side do not reach it."""
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "7")
     monkeypatch.setenv("PYLLAMA_MTP_LIB", "upstream")
-    with python("import os; print([n for n in os.environ if 'LLAMA' in n])") as program:
-        assert program.wait(60) == "[]\n"
+    both = "import os, sys; sys.stdout.write('a' * 10**6); sys.stderr.write('b' * 10**6);"
+    out, err = said(both + "print([n for n in os.environ if 'LLAMA' in n])")
+    assert (out, err) == ("a" * 10**6 + "[]\n", "b" * 10**6)
+    with pytest.raises(PeerError, match=r"the program failed \(1\): no such model"):
+        said("import sys; sys.exit('no such model')")
+    with pytest.raises(PeerError, match="not done after 0 s"):
+        said(WAIT, 0.1)
+    with pytest.raises(PeerError, match=r"the program cannot be started: .*No such file"):
+        output("the program", "/nowhere/llama-server", timeout_s=1)

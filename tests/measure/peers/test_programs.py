@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.measure import peers as peers_module
+from pyllama_mtp.measure.figures import Sample
 from pyllama_mtp.measure.peers import (
     HOST,
     LlamaServer,
@@ -23,7 +24,6 @@ from pyllama_mtp.measure.peers import (
     server_options,
 )
 from pyllama_mtp.measure.runner import Task
-from pyllama_mtp.measure.sample import Sample
 from pyllama_mtp.settings import Sampling, Settings
 
 PLAIN = Settings(n_ctx=256, n_threads=2, draft_n_max=0, cache_type_k="q8_0")
@@ -42,7 +42,7 @@ def none_is_left(
 
 
 def measured(name: str, task: Task = TASK, n_gpu_layers: int = 0) -> Sample:
-    runner = PeerRunner(name, None, "m.gguf", n_gpu_layers)
+    runner = PeerRunner(name, "m.gguf", n_gpu_layers)
     runner.check(task.settings)
     runner.begin(4, task)
     assert runner.advance(4, 1) == task.max_tokens
