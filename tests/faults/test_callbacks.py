@@ -158,14 +158,6 @@ def test_a_callback_at_the_end_of_a_decode(demo: Model, expected: str) -> None:
         assert text_of(session) == expected
 
 
-def test_a_consumer_that_raises(demo: Model, expected: str) -> None:
-    with Session(demo, SETTINGS) as session:
-        with pytest.raises(OfACallback):
-            for _ in session.generate(PROMPT, max_tokens=24, ignore_eos=True):
-                raise OfACallback
-        assert text_of(session) == expected
-
-
 def test_an_exception_of_freeing_is_not_kept_for_later(demo_file: Path) -> None:
     model = Model(demo_file)
     session = Session(model, SETTINGS)
