@@ -158,23 +158,9 @@ def last_token(model: Model, tokens: Ints) -> int:
         return int(logits.argmax())
 
 
-def test_the_best_one_may_be_any_column(odd_file: Path, tmp_path: Path) -> None:
-    """The best row changes places with a row at each edge of the search."""
-    tokens = np.arange(100, 110, dtype=np.int32)
-    with Model(odd_file) as model:
-        best = last_token(model, tokens)
-    for column in (0, 15, 16, 2048, N_VOCAB - 1):
-
-        def swap(rows: npt.NDArray[np.float16], column: int = column) -> None:
-            rows[[best, column]] = rows[[column, best]]
-
-        file = edited(odd_file, tmp_path / "swapped.gguf", "token_embd.weight", swap)
-        with Model(file) as model:
-            assert last_token(model, tokens) == column
-
-
 @pytest.mark.parametrize(
-    "equals", [(3, 2050), (2049, 2051), (16, 32), (40, 24, 7), (0, 2054), (2054, 2048, 17)]
+    "equals",
+    [(3, 2050), (2049, 2051), (40, 24, 7), (0, 2054), (2048, 2054), (15,), (2054,)],
 )
 def test_the_first_of_equals(odd_file: Path, tmp_path: Path, equals: Sequence[int]) -> None:
     """Equal logits in one lane of the search, in several, and behind its end."""

@@ -64,6 +64,7 @@ def test_it_is_given_up(demo_file: Path, what: str, error: str) -> None:
     assert "result" in found["anew"], found["anew"]
 
 
+@pytest.mark.long
 def test_one_that_answers_is_not_harmed(demo_file: Path) -> None:
     """One Ctrl-C in each of two calls is not a second Ctrl-C."""
     found = steps("answers", demo_file)
@@ -98,6 +99,7 @@ def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> N
     assert process.returncode == code, err
 
 
+@pytest.mark.long
 def test_the_server_ends(demo_file: Path) -> None:
     """One signal is enough; another thread than the waiting one gets it."""
     pytest.importorskip("uvicorn")
