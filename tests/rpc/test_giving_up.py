@@ -81,24 +81,6 @@ def test_while_loading_or_closing(demo_file: Path, what: str) -> None:
     assert "result" in found["anew"], found["anew"]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), usual((signal.SIGINT, 130), long=[(signal.SIGTERM, 143)])
-)
-def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> None:
-    options = ("--max-tokens", "900", "--n-ctx", "1024", "--threads", "1", "--ignore-eos")
-    with running_worker() as (worker, address):
-        command = ["generate", "--model", demo_file, "--rpc", address, *options, "x = 1\n"]
-        process = start(*command, env=environment(OMP_NUM_THREADS="1"))
-        assert process.stdout and process.stdout.read(20)
-        os.killpg(worker.pid, signal.SIGSTOP)
-        for _ in range(2):
-            time.sleep(0.5)
-            process.send_signal(number)
-        with ended_in_time(process):
-            _, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == code, err
-
-
 @pytest.mark.long
 def test_the_server_ends(demo_file: Path) -> None:
     """One signal is enough; another thread than the waiting one gets it."""
