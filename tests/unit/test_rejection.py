@@ -37,7 +37,7 @@ Matrix = npt.NDArray[np.float64]
 Rows = Callable[[int], Distribution]
 Rule = Callable[[Sequence[int], Sequence[Distribution], Rows, np.random.Generator], list[int]]
 
-N_TOKENS, N_TEXTS = 4, 5000
+N_TOKENS, N_TEXTS = 4, 2500
 ALL = np.arange(N_TOKENS, dtype=np.int32)
 
 
