@@ -12,7 +12,7 @@ from typing import Any
 
 import fuzz
 import pytest
-from fuzzkit.cases import ENDED, FINDING, FORGED, NATIVE, REFUSED, WORKS, Cases
+from fuzzkit.cases import ENDED, FINDING, FORGED, KINDS, NATIVE, REFUSED, WORKS, Cases
 from fuzzkit.pool import Case, Limits, Pool
 
 from pyllama_mtp.llama import native
@@ -68,6 +68,14 @@ def test_another_text_is_a_finding_unless_a_state_is_forged(
     forged = cases._edited_prompt(edits)
     monkeypatch.setattr(Cases, "_edited_prompt", lambda *_: forged)
     assert cases.run("prompt", []).outcome == FINDING
+
+
+def test_a_seed_is_a_case(demo_file: Path, tmp_path: Path) -> None:
+    one, other = Cases(demo_file, tmp_path), Cases(demo_file, tmp_path)
+    for kind in KINDS:
+        made = [one.edits(kind, seed) for seed in range(20)]
+        assert made == [other.edits(kind, seed) for seed in range(20)]
+        assert len({str(edits) for edits in made}) > 15
 
 
 def test_a_worker_that_dies_is_a_finding_and_is_replaced(demo_file: Path) -> None:

@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +98,15 @@ def test_the_server_ends(demo_file: Path) -> None:
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with ended_in_time(process), urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-            assert answer.readline().startswith(b"data: ")
-            os.killpg(worker.pid, signal.SIGSTOP)
-            time.sleep(0.5)
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=LIMIT_S)
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+                assert answer.readline().startswith(b"data: ")
+                os.killpg(worker.pid, signal.SIGSTOP)
+                time.sleep(0.5)
+                process.send_signal(signal.SIGTERM)
+                _, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
     assert process.returncode == 0, err
 
 
@@ -135,13 +136,3 @@ def test_each_worker_has_its_own_limit() -> None:
 
     assert reason(b"1.1.1.1:1", 1.9) == reason(b"1.1.1.1:2", 1e6) == reason(b"1.1.1.1:3", 1e6) == ""
     assert reason(b"1.1.1.1:1", 2.0) == "no answer in 2 s"
-
-
-@contextmanager
-def ended_in_time(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Kill a process that has not ended with the block."""
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
