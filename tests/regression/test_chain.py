@@ -157,7 +157,9 @@ def test_sequences_in_one_chain(model: Model, depth: int, n_rs_seq: int) -> None
 # -- what a draft leaves ---------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[{}, {"n_rs_seq": 3}, {"type_k": "q8_0", "type_v": "q8_0"}], ids=str)
+@pytest.fixture(
+    params=usual({}, {"n_rs_seq": 3}, long=[{"type_k": "q8_0", "type_v": "q8_0"}]), ids=str
+)
 def found(model: Model, request: pytest.FixtureRequest) -> Iterator[Context]:
     """A context with two sequences."""
     with context(model, n_seq_max=2, unified=True, trace=True, **request.param) as one:

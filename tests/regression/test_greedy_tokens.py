@@ -284,7 +284,7 @@ def test_bytes_that_are_copied(either: Either) -> None:
             assert found.output_bytes == copied
 
 
-@pytest.mark.parametrize("requested", [(), *REQUESTED.values()], ids=["none", *REQUESTED])
+@pytest.mark.parametrize("requested", [(), REQUESTED["some"]], ids=["none", "some"])
 def test_one_search_for_each_graph_with_outputs(either: Either, requested: Sequence[int]) -> None:
     """One search takes all output rows of a graph. With the switch off the graph is as before."""
     found, hidden = either
