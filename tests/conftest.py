@@ -6,7 +6,6 @@ Nothing here is loaded unless a test asks for it: tests of the sources alone nee
 from __future__ import annotations
 
 import gc
-import importlib.util
 import io
 import json
 import os
@@ -17,7 +16,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,16 +65,6 @@ def keep_to_one_core(number: int) -> None:
 def n_gpu_layers() -> int:
     """Layers of the shared models that are kept on a GPU, where there is one; -1: all, 0: none."""
     return int(os.environ.get("PYLLAMA_TEST_N_GPU_LAYERS", "-1"))
-
-
-def module_of(name: str, path: Path) -> ModuleType:
-    """A module from a file that is in no package."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 class FakePeers:
@@ -335,13 +324,12 @@ def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
 def archive_of(pin: str) -> Path:
     """The source archive of a pin in vendor/, whose hash is checked."""
     vendor = Path(__file__).resolve().parents[1] / "vendor"
-    sys.path.insert(0, str(vendor))
-    try:
-        fetch = module_of("vendor_fetch", vendor / "fetch.py")
-    finally:
-        sys.path.remove(str(vendor))
-    found: Path = fetch.verified_archive(fetch.read_pin(vendor / pin))
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(vendor)
+        import fetch
+
+        found: Path = fetch.verified_archive(fetch.read_pin(vendor / pin))
+        return found
 
 
 @pytest.fixture(scope="session")
