@@ -36,7 +36,6 @@ from .twocontexts import (
     one_sequence,
     rows_of,
     some,
-    state,
 )
 
 ONE = np.zeros(1, dtype=np.int32)
@@ -118,40 +117,6 @@ def test_a_sampler_in_the_graph_is_for_decodes(model: Model) -> None:
         assert drafts_of(found, 7) == drafts and len(found.nodes()) == before + n
         c_call(found, "llama_set_sampler", 0, None)
         lib.llama_sampler_free(sampler)
-
-
-# -- several sequences -----------------------------------------------------------------------------
-
-LENGTHS = (7, 12, 30, 1)
-
-
-@pytest.mark.parametrize("depth", [1, 3, 8])
-@pytest.mark.parametrize("n_rs_seq", [0, 3])
-def test_sequences_in_one_chain(model: Model, depth: int, n_rs_seq: int) -> None:
-    """In one cache, in any order and number. Each drafts what it drafts alone; one of them has gone
-    back just before, so that its newest row is a snapshot."""
-    options = {"n_seq_max": len(LENGTHS), "unified": True, "n_rs_seq": n_rs_seq}
-    newest = np.array([5, 6, 7, 8], dtype=np.int32)
-    texts = [one_sequence(made_up(model, n, 50 * i), seq=i) for i, n in enumerate(LENGTHS)]
-    with beside(model, texts, **options) as (found, wanted):
-        if n_rs_seq:
-            batch = one_sequence(made_up(model, 4, 300), LENGTHS[1], 1, every(4))
-            found.decode_batch(batch)
-            wanted.decode(batch)
-            assert found.remove(LENGTHS[1] + 2, 1) and wanted.remove(LENGTHS[1] + 2, 1)
-        past = [found.past(seq) for seq in range(len(LENGTHS))]
-        alone = [wanted.draft(int(newest[seq]), depth, seq) for seq in range(len(LENGTHS))]
-        assert len({tuple(steps.tokens) for steps in alone}) == len(LENGTHS)
-        before = [state(found, seq).k.tobytes() for seq in range(len(LENGTHS))]
-        n_equal, orders = 0, ((0, 1, 2, 3), (3, 1), (2, 0, 3), (1,), (3, 2, 1, 0))
-        for order in orders:
-            drafts = compute_drafts(found, newest[list(order)], np.array(order, np.int32), depth)
-            assert drafts.shape == (depth, len(order))
-            for i, seq in enumerate(order):
-                n_equal += agree(drafts[:, i].tolist(), alone[seq])
-        assert n_equal >= sum(map(len, orders)) - 2
-        assert before == [state(found, seq).k.tobytes() for seq in range(len(LENGTHS))]
-        assert [found.past(seq) for seq in range(len(LENGTHS))] == past
 
 
 # -- what a draft leaves ---------------------------------------------------------------------------

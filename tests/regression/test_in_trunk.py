@@ -20,6 +20,7 @@ from pyllama_mtp.errors import ContextClosedError, FatalDecodeError
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.devicestates import DeviceStates, on_host
+from pyllama_mtp.llama.drafts import compute_drafts
 
 from ..marks import usual
 from ..trimmed import write_untied
@@ -104,7 +105,8 @@ def together(model: Model, pasts: Sequence[int], n: int, first: int) -> Batch:
 def walk(model: Model, seed: int, n_seqs: int = 1, n_rs_seq: int = 0, **options: object) -> None:
     """Caches and drafts, whatever happens to sequences, are those of two contexts, and logits are
     those of a context that knows nothing of MTP: after parts of prompts of any length, outputs or
-    not, alone and together; after drafts of which some are taken back; in places used again."""
+    not, alone and together; after drafts of which some are taken back; in places used again. Chains
+    are of all sequences at once, in any order."""
     choose, n_equal, n_chains = random.Random(seed), 0, 0
     plain = {name: value for name, value in options.items() if name != "hidden"}
     several = {"n_seq_max": n_seqs, "n_rs_seq": n_rs_seq}
@@ -134,8 +136,13 @@ def walk(model: Model, seed: int, n_seqs: int = 1, n_rs_seq: int = 0, **options:
             if kept:
                 assert all(one.remove(past + kept, seq) for one in (found, wanted, without))
             if found.past(seq) and (n_seqs == 1 or options.get("unified")):
-                newest, n_chains = int(made_up(model, 1, 900 + turn)[0]), n_chains + 1
-                n_equal += agree(drafts_of(found, newest, 3, seq), wanted.draft(newest, 3, seq))
+                there = [each for each in range(n_seqs) if found.past(each)]
+                choose.shuffle(there)
+                newest = made_up(model, len(there), 900 + turn)
+                drafts = compute_drafts(found, newest, np.array(there, dtype=np.int32), 3)
+                for i, each in enumerate(there):
+                    steps = wanted.draft(int(newest[i]), 3, each)
+                    n_equal, n_chains = n_equal + agree(drafts[:, i].tolist(), steps), n_chains + 1
             for each in range(n_seqs) if turn == N_TURNS - 1 else (seq,):
                 if found.past(each):
                     assert_in_step(found, wanted, each)
