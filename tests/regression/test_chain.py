@@ -134,39 +134,38 @@ def found(model: Model, request: pytest.FixtureRequest) -> Iterator[Context]:
 
 
 @pytest.mark.parametrize("depth", [1, 6])
-def test_caches_are_as_before(found: Context, depth: int) -> None:
-    """Every byte of them, for every sequence, and where they end; drafts twice are equal."""
-    before = [bytes(found.save_state(seq=seq)) for seq in range(2)]
-    rewinds = [found.rewind(seq) for seq in range(2)]
-    drafts = []
-    for order in ([0], [1], [0, 1], [1, 0], [0]):
-        seqs = np.array(order, dtype=np.int32)
-        drafts.append(compute_drafts(found, np.array([7, 9], np.int32)[seqs], seqs, depth))
-        assert [bytes(found.save_state(seq=seq)) for seq in range(2)] == before
-        assert [found.past(seq) for seq in range(2)] == [12, 9]
-        assert [found.rewind(seq) for seq in range(2)] == rewinds
-    assert drafts[0].tolist() == drafts[-1].tolist()
+def test_a_draft_leaves_all_as_it_was(found: Context, depth: int) -> None:
+    """Every byte of the caches of every sequence, and where they end; what the last decode left:
+    logits, greedy tokens, candidates. Ids of drafts are copied, and the logits asked for."""
 
+    def draft(order: list[int], n_candidates: int = 0) -> list[list[int]]:
+        before, seqs = found.output_bytes, np.array(order, dtype=np.int32)
+        tokens = np.array([7, 9], np.int32)[seqs]
+        drafts = compute_drafts(found, tokens, seqs, depth, n_candidates)
+        assert found.output_bytes == before + 4 * drafts.size * (1 + n_candidates)
+        return drafts.tolist()
 
-def test_what_the_last_decode_left_is_read_after_a_draft(found: Context) -> None:
-    """Logits; greedy tokens and candidates with their logits."""
-    rows = [int(row) for row in np.flatnonzero(some(12))]
-    logits = [found.logits(row).tobytes() for row in rows]
-    drafts = drafts_of(found, 7)
-    assert [found.logits(row).tobytes() for row in rows] == logits
+    def left() -> list[object]:
+        states = [(bytes(found.save_state(seq=seq)), found.past(seq)) for seq in range(2)]
+        rows = [found.logits(int(row)).tobytes() for row in np.flatnonzero(some(12))]
+        return [states, rows, *(found.rewind(seq) for seq in range(2))]
+
+    before, first = left(), draft([0])
+    for order in ([1], [0, 1], [1, 0]):
+        draft(order)
+        assert left() == before
     found.set_greedy(True)
-    assert drafts_of(found, 7) == drafts
-    assert [found.logits(row).tobytes() for row in rows] == logits
+    assert draft([0]) == first and left() == before
     found.set_candidates(4)
     found.decode_batch(one_sequence(made_up(found.model, 5, 12), 12, outputs=every(5)))
     wanted = [(found.argmax(row), *map(np.copy, found.candidates(row))) for row in range(5)]
-    compute_drafts(found, ONE + 7, ONE, 6, n_candidates=2)
+    draft([0], 2)
     for row, (best, ids, values) in enumerate(wanted):
         assert found.argmax(row) == best
         again = [part.tobytes() for part in found.candidates(row)]
         assert again == [ids.tobytes(), values.tobytes()]
     found.set_greedy(False)
-    compute_drafts(found, ONE + 7, ONE, 6)
+    draft([0])
     assert [found.argmax(row) for row in range(5)] == [best for best, *_ in wanted]
 
 
@@ -189,14 +188,6 @@ def test_switches_of_decodes_are_not_those_of_drafts(model: Model) -> None:
             assert found.remove(14)
             outcomes[-1].append(bytes(found.save_state()))
         assert outcomes[0] == outcomes[1]
-
-
-def test_bytes_that_are_copied_out(found: Context) -> None:
-    """An id of every draft, and the logits that were asked for."""
-    for n, candidates in ((1, 0), (5, 0), (3, 2), (8, 40)):
-        before = found.output_bytes
-        compute_drafts(found, ONE + 7, ONE, n, n_candidates=candidates)
-        assert found.output_bytes == before + 4 * n * (1 + candidates)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
