@@ -76,13 +76,6 @@ def test_candidates_are_the_best_logits_of_each(
         assert n_compared >= 3
 
 
-def test_no_logits_without_candidates(found: Context) -> None:
-    compute_drafts(found, NEWEST, SEQS, 3, n_candidates=8)
-    compute_drafts(found, NEWEST, SEQS, 3)
-    with pytest.raises(UsageError, match="no logits"):
-        draft_logits(found)
-
-
 # -- draws -----------------------------------------------------------------------------------------
 
 
@@ -138,4 +131,7 @@ def test_shapes_that_do_not_fit(found: Context) -> None:
     with pytest.raises(UsageError, match="temperatures"):
         compute_drafts(found, NEWEST, SEQS, 2, temperatures=warm(1, 1), noise=noise)
     assert bytes(found.save_state()) == before
-    assert compute_drafts(found, NEWEST, SEQS, 2).shape == (2, 3)
+    for n_candidates in (8, 0):
+        assert compute_drafts(found, NEWEST, SEQS, 2, n_candidates).shape == (2, 3)
+    with pytest.raises(UsageError, match="no logits"):
+        draft_logits(found)
