@@ -202,7 +202,7 @@ def test_each_answer_is_that_of_its_text_alone(
     seed = 7 if kind == "f32" else len(arch)
     with walking(file_of(arch, kind), kv, tmp_path, seed) as walk:
         walk.run(N_STEPS if kind != "f32" else 90, 1 if walk.model.n_swa else most_sequences)
-        assert walk.n_cached > 0 or arch == "mamba"
+        assert walk.n_cached > 0 or (kind == "f32" and walk.model.is_recurrent)
         assert not walk.model.has_mtp or 0 < walk.n_accepted < walk.n_drafted
 
 
