@@ -61,7 +61,8 @@ def tensor_shapes(header: Path) -> dict[str, tuple[int, ...]]:
     @ctypes.CFUNCTYPE(None, ctypes.POINTER(_Tensor), ctypes.c_void_p)
     def seen(tensor: Any, _: Any) -> None:
         name = base.ggml_get_name(tensor).decode()
-        found[name] = tuple(tensor.contents.ne)
+        shape = tuple(tensor.contents.ne)
+        found[name] = shape[: max([i for i, n in enumerate(shape, 1) if n > 1], default=1)]
 
     given = library.lib.llama_model_default_params()
     given.load_mtp = True
@@ -196,10 +197,7 @@ def write_model(
     tensors = {}
     for name in sorted(shapes):
         if _wanted(name, shapes, arch, n_layer):
-            shape = shapes[name]
-            while len(shape) > 1 and shape[-1] == 1:
-                shape = shape[:-1]
-            tensors[name] = _values(name, shape, rng)
+            tensors[name] = _values(name, shapes[name], rng)
     if arch == "mimo2":  # its head wants one matrix for all three
         for i in range(n_layer, n_layer + n_heads):
             parts = [tensors.pop(f"blk.{i}.attn_{part}.weight") for part in "qkv"]

@@ -6,7 +6,6 @@ Nothing here is loaded unless a test asks for it: tests of the sources alone nee
 from __future__ import annotations
 
 import gc
-import importlib.util
 import io
 import json
 import os
@@ -17,7 +16,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,35 +31,9 @@ if not [*ROOT.glob("pyllama_mtp/_native*")]:
     # `python -m pytest` puts the checkout first, whose sources have no native library.
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
 
-#: Options of a run on a GPU, as environment variables so that helper modules and processes that
-#: tests start see them too; the command line wins.
-SWITCHES = {
-    "--n-gpu-layers": ("PYLLAMA_TEST_N_GPU_LAYERS", int, "of the demo model and the mixture of "
-                       "experts; -1 (the default) is all, 0 keeps them on the CPU"),
-    "--tolerance-scale": ("PYLLAMA_TEST_TOLERANCE_SCALE", float, "what the regression tests' fixed "
-                          "tolerances are multiplied by (default: 1, right for a CPU)"),
-}  # fmt: skip
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of SWITCHES."""
-    group = parser.getgroup("pyllama-mtp")
-    for option, (variable, kind, text) in SWITCHES.items():
-        group.addoption(option, type=kind, help=f"{text}; also {variable}")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Pass the options on; refuse what would make a tolerance meaningless."""
-    for option, (variable, kind, _) in SWITCHES.items():
-        given = config.getoption(option)
-        if given is not None:
-            os.environ[variable] = str(given)
-        try:
-            value = kind(os.environ.get(variable, "1"))
-        except ValueError:
-            raise pytest.UsageError(f"{variable} is {os.environ[variable]!r}: a number") from None
-        if kind is float and not 1 <= value <= 100:
-            raise pytest.UsageError(f"{option} is {value}, it must be from 1 to 100")
+def pytest_configure() -> None:
+    """Give each worker a core."""
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         keep_to_one_core(int(worker.removeprefix("gw")))
 
@@ -90,18 +63,8 @@ def keep_to_one_core(number: int) -> None:
 
 @pytest.fixture(scope="session")
 def n_gpu_layers() -> int:
-    """Layers of the shared models that are kept on a GPU, where there is one."""
+    """Layers of the shared models that are kept on a GPU, where there is one; -1: all, 0: none."""
     return int(os.environ.get("PYLLAMA_TEST_N_GPU_LAYERS", "-1"))
-
-
-def module_of(name: str, path: Path) -> ModuleType:
-    """A module from a file that is in no package."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 class FakePeers:
@@ -361,13 +324,12 @@ def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
 def archive_of(pin: str) -> Path:
     """The source archive of a pin in vendor/, whose hash is checked."""
     vendor = Path(__file__).resolve().parents[1] / "vendor"
-    sys.path.insert(0, str(vendor))
-    try:
-        fetch = module_of("vendor_fetch", vendor / "fetch.py")
-    finally:
-        sys.path.remove(str(vendor))
-    found: Path = fetch.verified_archive(fetch.read_pin(vendor / pin))
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(vendor)
+        import fetch
+
+        found: Path = fetch.verified_archive(fetch.read_pin(vendor / pin))
+        return found
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@ random weights, and vocabularies in which every text can be written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from pyllama_mtp.models.synth import CHAT_TEMPLATE, add_tokens
 
+from .architectures import tensor_shapes
 from .trimmed import add_values, finish
 
 #: Attention only; with a sliding window; with tokenizers of both kinds; a recurrent state without
@@ -50,17 +50,16 @@ _MAMBA = {
     "ssm.time_step_rank": _RANK,
 }
 
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
-
 
 def write_model(path: Path, arch: str, n_layer: int = 6, width: int = 1, **metadata: Any) -> Path:
-    """Write a model of one of ARCHITECTURES; `metadata` replaces numbers of it.
+    """Write a model of one of ARCHITECTURES; `metadata` replaces numbers of it, but no shapes. An
+    architecture that nobody knows has Llama's tensors.
 
     Args:
         width: factor of the matrices of attention and of dense blocks; with 4, they have room for
             blocks of 256 weights.
     """
-    writer = gguf.GGUFWriter(path, arch)
+    known = arch if arch in ARCHITECTURES else "llama"
     sizes = {name: width * _ATTENTION[name] for name in _WIDE}
     numbers = {
         "block_count": n_layer,
@@ -70,81 +69,42 @@ def write_model(path: Path, arch: str, n_layer: int = 6, width: int = 1, **metad
         **(_MAMBA if arch == "mamba" else _ATTENTION | sizes),
         **({"attention.sliding_window": WINDOW} if arch == "gemma3" else {}),
         **(_K2_HORIZON if arch == "k2-horizon" else {}),
-        **metadata,
     }
+    header = path.with_suffix(".header")
+    _write(header, known, numbers, {})
+    shapes = {name: s for name, s in tensor_shapes(header).items() if _wanted(name, known)}
+    header.unlink()
+    rng = np.random.default_rng(7)
+    tensors = {name: _values(name, shape, known, rng) for name, shape in shapes.items()}
+    return _write(path, arch, numbers | metadata, tensors)
+
+
+def _wanted(name: str, arch: str) -> bool:
+    """Whether the model gets a tensor: none of quantized files, nor optional ones."""
+    if not name.startswith("blk."):
+        tied = arch in ("gemma3", "mamba")
+        return name in ("token_embd.weight", "output_norm.weight", *["output.weight"] * (not tied))
+    return not name.endswith("scale") and (not name.endswith("bias") or "ssm_" in name)
+
+
+def _values(name: str, shape: tuple[int, ...], arch: str, rng: np.random.Generator) -> Any:
+    if len(shape) == 1 or "norm" in name:
+        return np.full(shape[::-1], -1 if "dt.bias" in name else 1, np.float32)
+    # Gemma's LM head is the embedding; a large one, and each token is followed by itself.
+    embedding = 0.05 if arch == "gemma3" else 1.0
+    scale = embedding if name.startswith("token_embd") else shape[0] ** -0.5
+    data = rng.normal(0, scale, shape[::-1]).astype(np.float32)
+    return -abs(data) - 0.5 if name.endswith("ssm_a") else data
+
+
+def _write(path: Path, arch: str, numbers: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    writer = gguf.GGUFWriter(path, arch)
     add_values(writer, {f"{arch}.{key}": value for key, value in numbers.items()})
     writer.add_name(f"random {arch}")
     writer.add_chat_template(CHAT_TEMPLATE)
     (_spm if arch in ("llama", "gemma3") else _bpe)(writer)
-    rng = np.random.default_rng(7)
-    shapes = _mamba(n_layer) if arch == "mamba" else _attention(arch, n_layer, width)
-    tensors = {}
-    for name, shape in shapes:
-        if len(shape) == 1:
-            data = -np.ones(shape, np.float32) if "dt.bias" in name else np.ones(shape, np.float32)
-        else:
-            # Gemma's LM head is the embedding; a large one, and each token is followed by itself.
-            embedding = 0.05 if arch == "gemma3" else 1.0
-            scale = embedding if name.startswith("token_embd") else shape[-1] ** -0.5
-            data = rng.normal(0, scale, shape).astype(np.float32)
-            if name.endswith("ssm_a"):
-                data = -abs(data) - 0.5
-        tensors[name] = data
     finish(writer, tensors)
     return path
-
-
-def _attention(arch: str, n_layer: int, width: int) -> Shapes:
-    """Names, and shapes as numpy has them: rows first."""
-    gemma, k2 = arch == "gemma3", arch == "k2-horizon"
-    n_embd, head, n_ff = width * N_EMBD, width * HEAD, width * N_FF
-    yield "token_embd.weight", (N_VOCAB, n_embd)
-    yield "output_norm.weight", (n_embd,)
-    if not gemma:
-        yield "output.weight", (N_VOCAB, n_embd)
-    for i in range(n_layer):
-        block = f"blk.{i}."
-        norms = ["attn_norm", "ffn_norm"]
-        norms += ["post_attention_norm", "post_ffw_norm"] if gemma else []
-        for norm in norms:
-            yield f"{block}{norm}.weight", (n_embd,)
-        if arch != "llama":
-            yield f"{block}attn_q_norm.weight", (head * N_HEAD if k2 else head,)
-            yield f"{block}attn_k_norm.weight", (head * N_KV if k2 else head,)
-        yield f"{block}attn_q.weight", (N_HEAD * head, n_embd)
-        yield f"{block}attn_k.weight", (N_KV * head, n_embd)
-        yield f"{block}attn_output.weight", (n_embd, N_HEAD * head)
-        if k2:
-            yield f"{block}attn_gate.weight", (N_HEAD * head, n_embd)
-        if k2 and i:
-            yield f"{block}attn_v_gate.weight", (_N_VALUE_EXPERT, n_embd)
-            yield f"{block}attn_v_exps.weight", (_N_VALUE_EXPERT, N_KV * head, n_embd)
-            yield f"{block}ffn_gate_inp.weight", (_N_EXPERT, n_embd)
-            yield f"{block}ffn_gate_exps.weight", (_N_EXPERT, _N_FF_EXPERT, n_embd)
-            yield f"{block}ffn_up_exps.weight", (_N_EXPERT, _N_FF_EXPERT, n_embd)
-            yield f"{block}ffn_down_exps.weight", (_N_EXPERT, n_embd, _N_FF_EXPERT)
-            continue
-        yield f"{block}attn_v.weight", (N_KV * head, n_embd)
-        yield f"{block}ffn_gate.weight", (n_ff, n_embd)
-        yield f"{block}ffn_up.weight", (n_ff, n_embd)
-        yield f"{block}ffn_down.weight", (n_embd, n_ff)
-
-
-def _mamba(n_layer: int) -> Shapes:
-    yield "token_embd.weight", (N_VOCAB, N_EMBD)
-    yield "output_norm.weight", (N_EMBD,)
-    for i in range(n_layer):
-        block = f"blk.{i}."
-        yield f"{block}attn_norm.weight", (N_EMBD,)
-        yield f"{block}ssm_in.weight", (2 * _INNER, N_EMBD)
-        yield f"{block}ssm_conv1d.weight", (_INNER, _KERNEL)
-        yield f"{block}ssm_conv1d.bias", (_INNER,)
-        yield f"{block}ssm_x.weight", (_RANK + 2 * _STATE, _INNER)
-        yield f"{block}ssm_dt.weight", (_INNER, _RANK)
-        yield f"{block}ssm_dt.bias", (_INNER,)
-        yield f"{block}ssm_a", (_INNER, _STATE)
-        yield f"{block}ssm_d", (_INNER,)
-        yield f"{block}ssm_out.weight", (N_EMBD, _INNER)
 
 
 def _bpe(writer: gguf.GGUFWriter) -> None:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Build the patched variant with AddressSanitizer and UBSan, and run the native tests on it.
 
-    python tests/sanitize.py                        # build, run everything, print the summary
-    python tests/sanitize.py tests/ffi              # some files or folders
-    python tests/sanitize.py --summary-only         # from the runs so far
+    python tests/sanitize.py                        # build, run everything, print what was found
+    python tests/sanitize.py tests/ffi --no-build   # some files or folders
 
 Each test file runs in a process of its own, with a time limit, as many at once as there are jobs;
-what ran is kept in the build folder, so that an interrupted run loses only what was under way.
-First deliberate errors in the shim must be reported: a build that reports nothing proves nothing.
+its output and logs stay in the build folder, under runs/. First deliberate errors in the shim must
+be reported: a build that reports nothing proves nothing.
+
 Exit codes: 0 no finding in code we touch, 1 some, 2 an error whose message says what to do. Needs
 g++ (or CXX) with its sanitizer runtimes, cmake, ninja, and the ordinary build, whose upstream
 variant the tests compare with.
@@ -16,29 +16,27 @@ variant the tests compare with.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from sanitizers.build import ROOT, SanitizeError, assemble, build, environment
-from sanitizers.findings import TOUCHED, Run, Sources, collect, summary
+from sanitizers.findings import TOUCHED, Finding, Sources, collect
 
 BUILD = ROOT / "build" / "sanitize"
 NATIVE = ("tests/ffi", "tests/regression", "tests/unit")
+#: Random use of every setting. Its word on memory does not count: ASan keeps what was freed.
 SOAK = "bench/soak.py"
-#: What cannot run with the sanitizers, and why.
-LEFT_OUT = {
-    "tests/regression/test_long_run.py": "reads resident memory, where ASan keeps what was freed",
-}
+#: What cannot run with the sanitizers: it reads resident memory, too.
+LEFT_OUT = "tests/regression/test_long_run.py"
+
 PROBE = """
 import ctypes, sys
 from pyllama_mtp.llama import native
@@ -52,24 +50,14 @@ shim.pyllama_abort_poll(ctypes.c_void_p(libc.calloc(1, size) + offset))
 """
 #: Size and offset of what the probe passes for a pointer to 32 aligned bytes, by what is reported.
 PROBES = {"undefined": (64, 1), "address": (8, 0)}
-LEAKS = """
-import gc, sys
-import pyllama_mtp
-from pyllama_mtp.models.demo import demo_path
-for depth in (0, 3):
-    with pyllama_mtp.Model(demo_path()) as model:
-        settings = pyllama_mtp.Settings(draft_n_max=depth, n_ctx=512, n_threads=1)
-        with pyllama_mtp.Session(model, settings) as session:
-            print(len(session.generate("def main", max_tokens=40).run().tokens))
-gc.collect()
-"""
 
 
 def run_probe(package: Path, logs: Path, sources: Sources) -> None:
     """Deliberate errors in the shim: each sanitizer must report its own, and as ours."""
     for wanted, place in PROBES.items():
         folder = logs / wanted
-        variables = environment(package, folder, leaks=False)
+        shutil.rmtree(folder, ignore_errors=True)
+        variables = environment(package, folder)
         command = [sys.executable, "-c", PROBE, str(package), *map(str, place)]
         done = subprocess.run(command, env=variables, cwd=package, capture_output=True, text=True)
         found = collect(folder.iterdir(), sources)
@@ -85,70 +73,46 @@ def run_probe(package: Path, logs: Path, sources: Sources) -> None:
             )
 
 
-def run_file(file: str, package: Path, logs: Path, limit: float) -> Run:
-    """One test file, in a process of its own."""
-    variables = environment(package, logs, leaks=False)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfE"]
-    command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), str(ROOT / file)]
-    begin = time.monotonic()
-    output = logs / "output.txt"
+def run_file(file: str, package: Path, logs: Path, args: argparse.Namespace) -> str:
+    """Run one test file, or SOAK, in a process of its own; returns how it ended."""
+    shutil.rmtree(logs, ignore_errors=True)
+    if file == SOAK:
+        command = [sys.executable, str(ROOT / SOAK), "--steps", str(args.soak_steps)]
+    else:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfE"]
+        command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), str(ROOT / file)]
+    variables, output = environment(package, logs), logs / "output.txt"
     with output.open("w") as stream:
-        both: dict[str, Any] = {"stdout": stream, "stderr": subprocess.STDOUT}
         try:
-            done = subprocess.run(command, env=variables, cwd=package, timeout=limit, **both)
-            outcome = "" if done.returncode in (0, 1) else f"ended with {done.returncode}"
+            code: object = subprocess.run(
+                command,
+                env=variables,
+                cwd=package,
+                timeout=args.time_limit,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            ).returncode
         except subprocess.TimeoutExpired:
-            outcome = f"stopped after {limit:.0f} s"
+            code = f"stopped after {args.time_limit:.0f} s"
     text = output.read_text(errors="replace")
-    counts = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|error|skipped|deselected).*?)(?: =+)?$",
-                        text, re.M)  # fmt: skip
+    if file == SOAK:
+        equal = re.search(r"^\| equal \| (\d+)", text, re.M)
+        return f"{equal[1] if equal else 0} equal" + ", and some not" * ("answer differs" in text)
+    counts = re.findall(r"\d+ (?:passed|failed|errors?|skipped)", text)
     failed = re.findall(r"^(?:FAILED|ERROR) \S*?(tests/\S+)", text, re.M)
-    result = re.sub(r" in [\d.]+s.*", "", counts[-1]) if counts else "no result"
-    result = f"{result}; {outcome}" if outcome else result
-    return Run(file, result, failed, time.monotonic() - begin)
-
-
-def run_soak(package: Path, logs: Path, steps: int) -> Run:
-    """Random use of every setting (bench/soak.py). Its word on memory does not count here: ASan
-    keeps what was freed."""
-    variables = environment(package, logs, leaks=False)
-    command = [sys.executable, str(ROOT / SOAK), "--steps", str(steps)]
-    begin = time.monotonic()
-    done = subprocess.run(command, env=variables, cwd=package, capture_output=True, text=True)
-    (logs / "output.txt").write_text(done.stdout + done.stderr)
-    equal = re.search(r"^\| equal \| (\d+)", done.stdout, re.M)
-    result = f"{equal[1]} equal" if equal else f"ended with {done.returncode}"
-    failed = [] if equal and "an answer differs" not in done.stdout else ["bench/soak.py"]
-    return Run(f"bench/soak.py --steps {steps}", result, failed, time.monotonic() - begin)
-
-
-def run_leaks(package: Path, logs: Path, sources: Sources) -> str:
-    """Load, generate, close, end: what LeakSanitizer says of blocks that our code allocated."""
-    variables = environment(package, logs, leaks=True)
-    command = [sys.executable, "-c", LEAKS]
-    done = subprocess.run(command, env=variables, cwd=package, capture_output=True, text=True)
-    text = "\n".join(log.read_text(errors="replace") for log in logs.glob("*san.*")) + done.stderr
-    if "LeakSanitizer has encountered a fatal error" in text:
-        return "LeakSanitizer does not run on this machine"
-    if len(done.stdout.split()) != 2:
-        raise SanitizeError(f"the program for the leaks failed:\n{text[-3000:]}")
-    all_leaks = len(re.findall(r"^(?:Direct|Indirect) leak of", text, re.M))
-    leaks = {f: n for f, n in collect(logs.glob("*san.*"), sources).items() if f.kind == "leak"}
-    lines = [f"- {f.whose}: {f.function} ({f.file}:{f.line})" for f in leaks]
-    told = f"{all_leaks} reports in all, {len(leaks)} with a frame of llama.cpp, ggml or ours"
-    return "\n".join([told + (":" if lines else "."), *lines])
+    return ", ".join([*counts, *[f"ended with {code}"] * (code not in (0, 1)), *failed])
 
 
 def selected(paths: list[str]) -> list[str]:
-    """Test files, relative to the project's root."""
+    """SOAK and test files, relative to the project's root."""
     files: list[str] = []
-    for path in paths or NATIVE:
+    for path in paths or [SOAK, *NATIVE]:
         place = ROOT / path
         if not place.exists():
             raise SanitizeError(f"{path} is not there: give files or folders below the project")
         found = sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
         files += [file.relative_to(ROOT).as_posix() for file in found]
-    return [file for file in files if file not in LEFT_OUT]
+    return [file for file in files if file != LEFT_OUT]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -160,82 +124,44 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--build", type=Path, default=BUILD, help="default: %(default)s")
     top.add_argument("--no-build", action="store_true", help="the folder's build is current")
     top.add_argument(
-        "--jobs",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="compilers, and then test files, at once; default: %(default)s",
+        "--jobs", type=int, default=os.cpu_count() or 1, help="at once; default: %(default)s"
     )
     top.add_argument(
-        "--time-limit",
-        type=float,
-        default=3600,
-        metavar="S",
-        help="for one file; default: %(default)s",
+        "--time-limit", type=float, default=3600, help="s, for a file; default: %(default)s"
     )
-    top.add_argument("--soak-steps", type=int, default=60, metavar="N", help="of bench/soak.py")
-    top.add_argument("--summary-only", action="store_true", help="from what ran so far")
+    top.add_argument("--soak-steps", type=int, default=60, help=f"of {SOAK}; default: %(default)s")
     return top
 
 
-def run_all(args: argparse.Namespace, folder: Path, sources: Sources) -> None:
-    """Build, probe, leaks, and each file; each leaves a folder of logs with a record in it."""
+def run_all(args: argparse.Namespace, folder: Path, sources: Sources) -> Counter[Finding]:
+    """Build, probe, and each file; prints how each ended, and returns what was found."""
     if not args.no_build:
         build(folder, "address,undefined", args.jobs)
     package = assemble(folder)
-    stamp = time.strftime("%H%M%S")
-    run_probe(package, folder / "probe" / stamp, sources)
+    run_probe(package, folder / "probe", sources)
     print("a deliberate error is reported", flush=True)
-    (folder / "leaks.txt").write_text(run_leaks(package, folder / "leaks" / stamp, sources))
-    files = selected([path for path in args.paths if path != SOAK]) if args.paths != [SOAK] else []
-    if not args.paths or SOAK in args.paths:
-        files.insert(0, SOAK)
 
-    def run(file: str) -> None:
+    def run(file: str) -> Counter[Finding]:
         logs = folder / "runs" / file.replace("/", "-").removesuffix(".py")
-        shutil.rmtree(logs, ignore_errors=True)
-        if file == SOAK:
-            done = run_soak(package, logs, args.soak_steps)
-        else:
-            done = run_file(file, package, logs, args.time_limit)
-        (logs / "run.json").write_text(json.dumps(vars(done)))
-        print(f"{done.file}: {done.result}, {done.seconds:.0f} s", flush=True)
+        print(f"{file}: {run_file(file, package, logs, args)}", flush=True)
+        return collect(logs.glob("*san.*"), sources)
 
     with ThreadPoolExecutor(args.jobs) as at_once:
-        list(at_once.map(run, files))  # raises what a run raised
-
-
-def summarize(folder: Path, sources: Sources) -> int:
-    """Print the summary of all runs in the build folder; returns how many findings are ours."""
-    records = sorted((folder / "runs").glob("*/run.json"))
-    if not records:
-        raise SanitizeError(f"nothing ran yet in {folder}: run without --summary-only")
-    runs = [Run(**json.loads(record.read_text())) for record in records]
-    done = {run.file for run in runs}
-    for run, record in zip(runs, records, strict=True):
-        text = (record.parent / "output.txt").read_text(errors="replace")
-        causes = re.findall(r"^E +([\w.]+(?:Error|Expired))\b", text, re.M)
-        if len(causes) == len(run.failed):
-            run.failed[:] = [f"{n}: {c}" for n, c in zip(run.failed, causes, strict=True)]
-    left_out = LEFT_OUT | {file: "did not run" for file in selected([]) if file not in done}
-    logs = [log for record in records for log in record.parent.glob("*san.*")]
-    found = collect(logs, sources)
-    print(summary(runs, found, (folder / "leaks.txt").read_text(), left_out))
-    return sum(finding.whose == TOUCHED for finding in found)
+        return sum(at_once.map(run, selected(args.paths)), Counter())
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     args = parser().parse_args(argv)
     folder = args.build.resolve()
-    sources = Sources(folder, ROOT)
     try:
-        if not args.summary_only:
-            run_all(args, folder, sources)
-        ours = summarize(folder, sources)
+        found = run_all(args, folder, Sources(folder, ROOT))
     except SanitizeError as error:
         print(f"sanitize: {error}", file=sys.stderr)
         return 2
+    for f, n in sorted(found.items(), key=lambda item: (item[0].whose, item[0].file)):
+        print(f"{f.whose}: {f.file}:{f.line}, {f.function}: {f.kind}, {n} times")
+    ours = sum(finding.whose == TOUCHED for finding in found)
     print(f"{ours} findings in code we touch")
     return 1 if ours else 0
 

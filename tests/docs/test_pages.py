@@ -1,9 +1,11 @@
-"""README and docs/: Python blocks run, commands parse, links lead somewhere, named tests exist."""
+"""README and docs/: Python blocks run, commands parse, links lead somewhere, named tests exist; and
+the Dockerfile."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -116,3 +118,18 @@ def test_the_table_of_architectures() -> None:
     from pyllama_mtp.models.architectures import table
 
     assert table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def test_the_dockerfile() -> None:
+    """What it starts is a command of ours; its extras and its build options are there."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.M)
+    program, *words = json.loads(entry)
+    assert program == "pyllama-mtp"
+    build_parser(words[0]).parse_args([*words, "-m", "model.gguf"])
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for group in re.findall(r"\[(\w+(?:,\w+)*)\]'", text):
+        assert all(f"\n{extra} = [" in project for extra in group.split(","))
+    known = (ROOT / "bindings/cmake/CpuFeatures.cmake").read_text(encoding="utf-8")
+    options = re.findall(r"cmake\.define\.(\w+)", text)
+    assert options and all(f"option({name} " in known for name in options)

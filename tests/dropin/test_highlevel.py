@@ -134,17 +134,6 @@ def test_forms_of_an_answer(llm: Llama) -> None:
     assert call["function"]["name"] == "UserDetail"
 
 
-def test_seeds_and_logprobs(llm: Llama) -> None:
-    options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 12, "top_p": 0.9, "seed": 7}
-    texts = [llm("It ", **options)["choices"][0]["text"] for _ in range(2)]  # type: ignore[index]
-    assert texts[0] == texts[1]
-    found = llm("It ", logprobs=2, max_tokens=3, temperature=0)
-    told = found["choices"][0]["logprobs"]  # type: ignore[index]
-    assert len(told["tokens"]) == 3 == len(told["top_logprobs"])
-    assert all(max(top.values()) == best for top, best in zip(
-        told["top_logprobs"], told["token_logprobs"], strict=True))  # fmt: skip
-
-
 def test_states(llm: Llama) -> None:
     """A state goes on where it was saved."""
     options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "echo": True}

@@ -40,13 +40,6 @@ def test_it_prints_a_folder_with_what_programs_ask_for(cli: Cli, variant: str) -
     assert any(name.startswith("libggml-cpu") for name in beside)
 
 
-def test_the_variable_chooses_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.ENVIRONMENT_VARIABLE, "upstream")
-    assert Path(cli("libdir").out.strip()).name == "upstream"
-    monkeypatch.delenv(native.ENVIRONMENT_VARIABLE)
-    assert Path(cli("libdir").out.strip()).name == "patched"
-
-
 def test_libraries_that_do_not_belong_here_are_refused(cli: Cli, tmp_path: Path) -> None:
     folder, _ = native.locate("patched")
     for path in folder.iterdir():

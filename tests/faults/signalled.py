@@ -14,7 +14,6 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,75 +28,65 @@ MARK = "PYLLAMA_TEST_MARK"
 SAID = {signal.SIGINT: "pyllama-mtp: interrupted", signal.SIGTERM: "pyllama-mtp: terminated"}
 
 
-def whole_lines(path: Path) -> None:
-    """Check that every line is a record."""
+def check_whole(path: Path) -> None:
+    """Check by a file's ending that it has its end: records, a JSON value, a page, a model."""
     data = path.read_bytes()
-    assert data.endswith(b"\n") or not data, f"{path.name} ends within a line"
-    for line in data.splitlines():
-        json.loads(line)
-
-
-def whole_json(path: Path) -> None:
-    """Check that the file is one JSON value."""
-    json.loads(path.read_bytes())
-
-
-def whole_page(path: Path) -> None:
-    """Check that the file of a report has its end."""
-    endings = {".html": b"</html>", ".svg": b"</svg>"}
-    data = path.read_bytes().rstrip()
-    assert data.endswith(endings.get(path.suffix, b"")) and data, f"{path.name} is not whole"
-
-
-Check = Callable[[Path], object]
+    if path.suffix == ".jsonl":
+        assert data.endswith(b"\n") or not data, "it ends within a line"
+        for line in data.splitlines():
+            json.loads(line)
+    elif path.suffix == ".json":
+        json.loads(data)
+    elif path.suffix == ".gguf":
+        validate_model_file(path)
+    else:
+        end = {".html": b"</html>", ".svg": b"</svg>"}.get(path.suffix, b"")
+        assert data and data.rstrip().endswith(end), "its end is missing"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command, what it may leave (by ending of the name), and how it ends by SIGTERM."""
+    """A command, endings of the files that it may leave, and how it ends by SIGTERM."""
 
     words: tuple[str, ...]
-    files: dict[str, Check]
+    files: tuple[str, ...] = ()
     terminated: int = 143
 
 
 ONE = ("--threads", "1")
-PAGES = dict.fromkeys((".html", ".svg", ".md", ".csv"), whole_page)
 PAIRS = "p.jsonl"
 MEASURED = "measured.jsonl"  # in the folder of a trial before it begins
 
 COMMANDS = {
     "generate": Command(
         ("generate", "def f", "--max-tokens", "600", "--ignore-eos", *ONE, "--log-pairs", PAIRS),
-        {PAIRS: whole_lines},
+        (PAIRS,),
     ),
     "matrix": Command(
         (
             *("matrix", "--prompt-sizes", "32", "--depths", "0,2", "--repeat", "4", *ONE),
             *("--max-tokens", "16", "--variants", "patched,upstream", "--output", "m.jsonl"),
         ),
-        {"m.jsonl": whole_lines},
+        ("m.jsonl",),
     ),
     "accept": Command(
         (
             *("accept", "--prompts-per-class", "2", "--max-tokens", "24"),
             *("--context-lengths", "none", *ONE, "--output", "a.jsonl"),
         ),
-        {"a.jsonl": whole_lines},
+        ("a.jsonl",),
     ),
-    "compare": Command(("compare", MEASURED, MEASURED), {}),
-    "report": Command(("report", MEASURED, "-o", "page"), PAGES),
-    "tune": Command(("tune", "--limit", "3", "--repeat", "3", "--prompt-size", "128", *ONE), {}),
-    "inspect": Command(("inspect", "{demo}"), {}),
+    "compare": Command(("compare", MEASURED, MEASURED)),
+    "report": Command(("report", MEASURED, "-o", "page"), (".html", ".svg", ".md", ".csv")),
+    "tune": Command(("tune", "--limit", "3", "--repeat", "3", "--prompt-size", "128", *ONE)),
+    "inspect": Command(("inspect", "{demo}")),
     "synth": Command(
         ("synth", "m.gguf", "--shape", "qwen3.5-0.8b", "--set", "n_layer=4"),
-        {"m.gguf": validate_model_file},
+        ("m.gguf",),
     ),
-    "draft-vocab": Command(
-        ("draft-vocab", "--text", "text.txt", "-o", "v.json"), {"v.json": whole_json}
-    ),
-    "doctor": Command(("doctor",), {}),
-    "rpc-worker": Command(("rpc-worker", *ONE), {}, terminated=0),
+    "draft-vocab": Command(("draft-vocab", "--text", "text.txt", "-o", "v.json"), ("v.json",)),
+    "doctor": Command(("doctor",)),
+    "rpc-worker": Command(("rpc-worker", *ONE), terminated=0),
 }
 #: Where a command serves until it is ended, the time in which signals come.
 SERVING_S = 2.0
@@ -185,11 +174,10 @@ def _left_files(folder: Path, command: Command, before: set[str]) -> str | None:
     for path in folder.rglob("*"):
         if path.is_dir() or path.name in before:
             continue
-        check = next((c for end, c in command.files.items() if path.name.endswith(end)), None)
-        if check is None or path.name.startswith("."):
+        if not path.name.endswith(command.files) or path.name.startswith("."):
             return f"it left {path.name}"
         try:
-            check(path)
+            check_whole(path)
         except Exception as error:
             return f"{path.name} is not whole: {error}"
     return None

@@ -54,7 +54,7 @@ def test_a_child_that_hangs(
 ) -> None:
     hangs = "import sys, time; print('x', file=sys.stderr, flush=True); time.sleep(300)"
     monkeypatch.setattr(trial.child, "_CHILD", hangs)
-    monkeypatch.setattr(trial, "LEAST_S", 3.0)  # Python may take a second to start
+    monkeypatch.setattr(trial, "LEAST_S", 1.5)  # Python may take a second to start
     with pytest.raises(ModelFileError, match="did not come to an end: x"):
         Model(llama)
 

@@ -62,17 +62,6 @@ def case(cells: int, rows: int = 8, heads: int = 8, kv: int = 2, d: int = 64, **
     )
 
 
-def variations(rows: int) -> list[Case]:
-    """Without a mask; with biases in it, without and with ALiBi; with sinks."""
-    one = case(300, rows, heads=6, kv=2)
-    assert one.mask is not None
-    less = np.random.default_rng(0).integers(0, 8, one.mask.shape)
-    biased = replace(one, mask=(one.mask - less).astype(np.float32))
-    sinks = np.linspace(-2, 8, 6).astype(np.float32)
-    no_mask, alibi = replace(one, mask=None), replace(biased, max_bias=8.0)
-    return [no_mask, biased, alibi, replace(one, sinks=sinks)]
-
-
 class Attention(Products):
     def cache(self, ctx: Any, numbers: Floats, kind: int) -> Any:
         """[d, cells, kv heads, streams]: a view as llama.cpp has it, cell by cell in memory."""
@@ -123,7 +112,9 @@ class Attention(Products):
         k, v = self.stored(one.k, one.type_k), self.stored(one.v, one.type_v)
         heads = one.q.shape[2]
         k, v = (np.repeat(part, heads // part.shape[2], axis=2) for part in (k, v))
-        scores = np.einsum("srhd,schd->srhc", one.q.astype(np.float64), k) * one.scale
+        scores = (
+            np.einsum("srhd,schd->srhc", one.q.astype(np.float64), k, optimize=True) * one.scale
+        )
         if one.softcap:
             scores = one.softcap * np.tanh(scores / one.softcap)
         if one.mask is not None:
@@ -135,7 +126,7 @@ class Attention(Products):
         total = weights.sum(-1, keepdims=True)
         if one.sinks is not None:
             total = total + np.exp(one.sinks[:, None] - top)
-        return np.einsum("srhc,schd->srhd", weights / total, v)
+        return np.einsum("srhc,schd->srhd", weights / total, v, optimize=True)
 
 
 def slopes(heads: int, max_bias: float) -> Any:

@@ -32,7 +32,6 @@ void * ggml_view_4d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2,
 void * ggml_mul_mat(void * ctx, void * a, void * b);
 void * ggml_mul_mat_id(void * ctx, void * as, void * b, void * ids);
 void * ggml_mul(void * ctx, void * a, void * b);
-void * ggml_sum(void * ctx, void * a);
 void * ggml_transpose(void * ctx, void * a);
 void * ggml_concat(void * ctx, void * a, void * b, int dim);
 void * ggml_silu(void * ctx, void * a);
@@ -40,7 +39,6 @@ void * ggml_ssm_conv(void * ctx, void * sx, void * c);
 void * ggml_get_rows(void * ctx, void * a, void * ids);
 void * ggml_reshape_4d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 void * ggml_cpy(void * ctx, void * a, void * b);
-void * ggml_cont(void * ctx, void * a);
 void * ggml_gated_delta_net(void * ctx, void * q, void * k, void * v, void * g, void * beta,
                             void * state, int64_t K);
 void * ggml_gated_delta_net_rows(void * ctx, void * q, void * k, void * v, void * g, void * beta,
@@ -49,7 +47,6 @@ void * ggml_gated_delta_net_rows(void * ctx, void * q, void * k, void * v, void 
 void * ggml_flash_attn_ext(void * ctx, void * q, void * k, void * v, void * mask, float scale,
                            float max_bias, float logit_softcap);
 void ggml_flash_attn_ext_add_sinks(void * a, void * sinks);
-void ggml_set_output(void * tensor);
 void * ggml_get_data(void * tensor);
 size_t ggml_nbytes(void * tensor);
 void * ggml_new_graph(void * ctx);

@@ -26,7 +26,7 @@ def switched(kernels_on: None, request: pytest.FixtureRequest) -> bool:
     return on
 
 
-@pytest.mark.parametrize("n_tokens", [1, 2, 5, 13, 15, 16, 17, 37, 64])
+@pytest.mark.parametrize("n_tokens", [1, 5, 15, 16, 17, 64])
 @pytest.mark.parametrize(
     ("n_channels", "n_seqs", "n_threads"), [(16, 1, 1), (80, 2, 3), (12, 1, 2)]
 )
@@ -84,7 +84,7 @@ def cuts(n_tokens: int, seed: int) -> list[slice]:
     return [slice(*both) for both in zip(np.append(0, ends[:-1]), ends, strict=True)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("n_channels", [80, 12])
 def test_convolutions_in_cuts(ggml: Ggml, n_channels: int, seed: int) -> None:
     tokens, weights = normal(1, 70 + 3, n_channels), normal(n_channels, 4)
@@ -152,7 +152,7 @@ def test_delta_nets(
 @pytest.mark.parametrize(
     ("size", "gates"), [(64, 1), (128, 1), (128, 128), (32, 1), (24, 1), (24, 24)]
 )
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_delta_nets_in_cuts(ggml: Ggml, size: int, gates: int, n_threads: int, seed: int) -> None:
     """With a gate for each head, or for each of its channels; with snapshots of 1 to 4 states, the
     last of which is gone back to."""

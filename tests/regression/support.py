@@ -36,7 +36,7 @@ PLACES = 3
 
 
 def scaled(tolerance: float) -> float:
-    """A tolerance that was found on a CPU, times ``--tolerance-scale`` (tests/conftest.py).
+    """A tolerance that was found on a CPU, times PYLLAMA_TEST_TOLERANCE_SCALE.
 
     A GPU's kernels for one row and for many differ by more than a CPU's. What `rounding` measures
     on the device itself is not scaled, nor are limits of 1 % and more.

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session, Settings
+from pyllama_mtp import Grammar, Model, Sampling, Session, Settings
 from pyllama_mtp.drafting.drafter import HeadDrafter
 from pyllama_mtp.drafting.ngram import Match, NgramLookup
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
@@ -97,34 +97,6 @@ def test_text_is_that_without_drafts(other: Model) -> None:
 def depth_of(model: Model) -> int | str:
     """Drafts of the head, or from the text."""
     return 3 if model.has_mtp else "auto"
-
-
-@of_every_kind
-def test_what_was_processed_is_reused(other: Model) -> None:
-    """The common beginning; a recurrent state goes back to a checkpoint."""
-    text = prompt_of(other, 200)
-    with Session(other, settings(depth_of(other))) as session:
-        first = session.generate(text, max_tokens=8, ignore_eos=True).run()
-        prompts = [[*text, *first.tokens, 5, 6], [*text[:100], 7, 8, 9], text[:20], text]
-        got = [session.generate(p, max_tokens=16, ignore_eos=True).run() for p in prompts]
-    wanted = answers(other, prompts, settings(0), 16, ignore_eos=True)
-    compare(other, prompts, got, wanted, exact=other.has_mtp, least=0)
-    cached = [one.telemetry.n_cached for one in got]
-    assert 0 < cached[0] <= 207
-    if not other.is_recurrent:
-        back = other.has_mtp and not other.info.in_trunk  # then the trunk goes back one further
-        assert cached == [207, 100 - back, 19 - back, 20 - back]
-
-
-@of_every_kind
-def test_several_sequences(other: Model) -> None:
-    prompts = [prompt_of(other, n) for n in (N_BATCH + 30, 7, 31, 60)]
-    wanted = answers(other, prompts, settings(0), 16, ignore_eos=True)
-    with BatchSession(other, settings(depth_of(other), n_ubatch=32), 3) as batch:
-        for _ in range(2):  # the second time in used places
-            got = batch.generate(prompts, max_tokens=16, ignore_eos=True).run().results
-            compare(other, prompts, got, wanted, exact=other.has_mtp, least=0)
-    assert all(one.telemetry.n_drafted for one in got) or not other.has_mtp
 
 
 @of_every_kind

@@ -70,11 +70,15 @@ WRONG: dict[str, tuple[Ints, Ints, int]] = {
 def test_what_cannot_be_drafted(unharmed: Context, tokens: Ints, seqs: Ints, n: int) -> None:
     with pytest.raises((UsageError, InvalidBatchError), match=r"is empty, or there|it takes one"):
         compute_drafts(unharmed, tokens, seqs, n)
-
-
-def test_candidates_below_0(unharmed: Context) -> None:
     with pytest.raises(UsageError, match="-1 candidates"):
         compute_drafts(unharmed, ints(7), ints(0), 3, n_candidates=-1)
+
+
+@pytest.mark.parametrize(("n_seqs", "n"), [(0, 1), (4, 1), (1, -1), (-1, 3)])
+def test_what_cannot_be_reserved(unharmed: Context, n_seqs: int, n: int) -> None:
+    with pytest.raises(PyllamaMtpError):
+        reserve_rounds(unharmed, n_seqs, [n])
+    reserve_rounds(unharmed, 1, [2])
 
 
 def test_no_room_in_the_cache(model: Model) -> None:
@@ -139,16 +143,6 @@ def test_hidden_rows_of_outputs_only(model: Model) -> None:
         assert drafts[0] == drafts[1]
         assert found.hidden_rows().tobytes() == rows.tobytes()
         assert found.argmax(N - 1) == wanted.argmax(N - 1)
-
-
-@pytest.mark.parametrize(("n_seqs", "n"), [(0, 1), (2, 1), (1, -1), (-1, 3)])
-def test_what_cannot_be_reserved(model: Model, n_seqs: int, n: int) -> None:
-    with context(model) as found:
-        with pytest.raises(PyllamaMtpError):
-            reserve_rounds(found, n_seqs, [n])
-        reserve_rounds(found, 1, [2])
-        found.decode_batch(one_sequence(made_up(model, N)))
-        assert compute_drafts(found, ints(7), ints(0), 2).shape == (2, 1)
 
 
 def refuses_nan(found: Context) -> None:

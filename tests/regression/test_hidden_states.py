@@ -32,7 +32,7 @@ def decoded_with_all_outputs(model: Model, tokens: Ints) -> tuple[Floats, Floats
     return np.stack(logits), np.concatenate(rows)
 
 
-@pytest.mark.parametrize("n", EDGES)
+@pytest.mark.parametrize("n", EDGES[::3])
 def test_rows_are_those_of_a_decode_with_all_outputs(model: Model, n: int) -> None:
     tokens = made_up(model, n)
     with Session(model, settings(3)) as session:
@@ -59,23 +59,17 @@ def test_the_lm_head_makes_the_logits_of_them(demo: Model) -> None:
     )
 
 
-def test_no_row_is_an_output(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = list[int]()
+def test_the_last_row_alone(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a call has given is not overwritten by the next one, longer or shorter. No row is an
+    output for it."""
     decode = Context.decode_batch
 
     def noted(self: Context, batch: Batch) -> None:
-        marks.append(int(batch.outputs.sum()))
+        assert not batch.outputs.any()
         decode(self, batch)
         assert self.output_bytes == 0
 
     monkeypatch.setattr(Context, "decode_batch", noted)
-    with Session(demo, settings(3)) as session:
-        session.hidden_states(made_up(demo, N))
-    assert marks == [0, 0, 0]
-
-
-def test_the_last_row_alone(demo: Model) -> None:
-    """And what a call has given is not overwritten by the next one, longer or shorter."""
     tokens = made_up(demo, N)
     with Session(demo, settings(3)) as session:
         rows = session.hidden_states(tokens)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Session, Settings
+from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.images import Pixels
 from pyllama_mtp.llama.batch import Batch
@@ -22,8 +22,8 @@ from ..conftest import loading_at_once
 from ..marks import usual
 from ..plain import write_model
 from ..processes import RunPython
-from .support import N_UBATCH, answers, engine_of, made_up
-from .test_random_walks import Digits, digits
+from .support import N_UBATCH, answers, made_up
+from .test_random_walks import digits
 from .twocontexts import context, none, one_sequence, state, trunk
 
 #: By name: the text, and which images it shows.
@@ -94,26 +94,6 @@ def test_the_head_keeps_the_same_at_an_image(demo: Model, vision: Vision) -> Non
         assert own.carry.tobytes() == before.tobytes()
 
 
-def test_a_session_places_rows(demo: Model, vision: Vision) -> None:
-    """K of a session's prompt is that of its parts, decoded one by one at their positions."""
-    prompt = vision.prompt(*of("first"))
-    (placed,) = prompt.images
-    first, image = placed.start, placed.image
-    with (
-        Session(demo, SETTINGS) as session,
-        context(demo, n_ctx=512, n_batch=128) as found,
-    ):
-        session.generate(prompt, max_tokens=1).run()
-        before = np.array(prompt.entries[:first], np.int32)
-        after = np.array(prompt.entries[placed.end :], np.int32)
-        found.decode_batch(one_sequence(before))
-        found.decode_rows(image.rows, first + image.positions, first + image.n_positions)
-        found.decode_batch(one_sequence(after, start=first + image.n_positions))
-        own, whole = state(engine_of(session).target), state(found)
-    assert own.positions.tolist() == whole.positions.tolist()
-    assert np.abs(own.k - whole.k).max() < 0.02 * np.abs(whole.k).max()
-
-
 def test_drafts_change_no_text(demo: Model, vision: Vision) -> None:
     """At every depth, alone and with others, the text after images is that without drafts."""
     prompts: list[Any] = [vision.prompt(*of(name)) for name in PROMPTS]
@@ -124,24 +104,6 @@ def test_drafts_change_no_text(demo: Model, vision: Vision) -> None:
         texts.add(str([answer.tokens for answer in got]))
         assert depth == 0 or all(sum(answer.telemetry.accepted) for answer in got)
     assert len(texts) == 1 and len({str(answer.tokens) for answer in got}) == len(PROMPTS)
-
-
-def test_a_processed_image_is_used_again(demo: Model, vision: Vision) -> None:
-    """A prompt that goes on after an image starts behind it; with another image in its place, from
-    before it. The texts are those of new sessions."""
-    with Session(demo, SETTINGS, vision=vision) as session:
-        text, images = of("middle")
-        first = session.generate(text, images=images, max_tokens=12).run()
-        longer = text + first.text + " And then"
-        again = session.generate(longer, images=images, max_tokens=24).run()
-        assert again.telemetry.n_cached > again.telemetry.n_image_tokens
-        assert again.telemetry.encode_s == 0
-        other = session.generate(longer, images=[PICTURES["c"]], max_tokens=24).run()
-        assert other.telemetry.n_cached < 20
-    for shown, answer in ((images, again), ([PICTURES["c"]], other)):
-        with Session(demo, SETTINGS, vision=vision) as fresh:
-            whole = fresh.generate(longer, images=shown, max_tokens=24).run()
-            assert whole.tokens == answer.tokens
 
 
 def test_a_batch_of_chats(demo: Model, vision: Vision) -> None:
@@ -203,37 +165,6 @@ def test_kept_images_take_so_many_bytes(
     assert vision.prompt(HERE, [picture(22, 96, 96)]).encode_s == 0
 
 
-@pytest.mark.parametrize("name", usual("last", "several", long=["first", "middle"]))
-def test_saved_and_restored(demo: Model, vision: Vision, tmp_path: Path, name: str) -> None:
-    """A prompt that goes on after the restored images starts behind them, also where the file ends
-    with an image; with another image in their place, it starts before it."""
-    text, images = of(name)
-    longer = f"{text} And then"
-    prompt = vision.prompt(text, images)
-    end = prompt.images[-1].end
-    cut = dataclasses.replace(prompt, entries=prompt.entries[: end + 1])
-    with Session(demo, SETTINGS, vision=vision) as session:
-        whole = session.generate(longer, images=images, max_tokens=24).run()
-        session.reset()
-        session.process(cut)
-        session.save(tmp_path / "prompt")
-    with Session(demo, SETTINGS, vision=vision) as session:
-        assert session.restore(tmp_path / "prompt") == end
-        again = session.generate(longer, images=images, max_tokens=24).run()
-        assert again.telemetry.n_cached == end
-        assert again.tokens == whole.tokens
-        session.restore(tmp_path / "prompt")
-        for _ in range(2):  # saved once more, after it was restored
-            session.save(tmp_path / "prompt")
-            session.restore(tmp_path / "prompt")
-        others = [picture(30 + i, 96, 96) for i in range(len(images))]
-        other = session.generate(longer, images=others, max_tokens=24).run()
-        assert other.telemetry.n_cached <= prompt.images[0].start
-    with Session(demo, SETTINGS, vision=vision) as session:
-        fresh = session.generate(longer, images=others, max_tokens=24).run()
-        assert fresh.tokens == other.tokens
-
-
 @pytest.mark.parametrize("arch", usual("llama", "mamba", long=["gemma3", "qwen3", "k2-horizon"]))
 def test_other_architectures_see(arch: str, tmp_path: Path) -> None:
     """Models without M-RoPE take the rows one position after the other; drafts from the text, reuse
@@ -289,19 +220,36 @@ def test_refusals(demo: Model, vision: Vision) -> None:
 
 @pytest.mark.parametrize("n_ubatch", [N_UBATCH, 61])
 def test_an_answer_has_the_digits_of_a_fresh_one(
-    demo: Model, vision: Vision, n_ubatch: int
+    demo: Model, vision: Vision, tmp_path: Path, n_ubatch: int
 ) -> None:
-    """With images, too, whatever is cached when they come, and with drafts."""
+    """With images, too, and with drafts, whatever was processed or restored from a file before: the
+    prompt itself, one that it goes on, or one with other images, which ends before them."""
 
-    def asked(session: Session, name: str) -> Digits:
-        text, images = of(name)
-        given = {"max_tokens": 12, "ignore_eos": True, "logprobs": 2}
-        return digits(session.generate(text, images=images, **given).run())
+    def ask(session: Session) -> Answer:
+        return session.generate(prompt, max_tokens=12, ignore_eos=True, logprobs=2).run()
 
-    rng = np.random.default_rng(n_ubatch)
-    settings = dataclasses.replace(SETTINGS, n_batch=512, n_ubatch=n_ubatch, draft_n_max=3)
-    with Session(demo, settings, vision=vision) as session:
-        for name in rng.choice([*PROMPTS], 12):
-            plain = dataclasses.replace(SETTINGS, draft_n_max=0)
-            with Session(demo, plain, vision=vision) as alone:
-                assert asked(session, name) == asked(alone, name)
+    rng, file = np.random.default_rng(n_ubatch), tmp_path / "prompt"
+    chosen = dataclasses.replace(SETTINGS, n_batch=512, n_ubatch=n_ubatch, draft_n_max=3)
+    with Session(demo, chosen, vision=vision) as session:
+        for step in range(16):
+            text, images = of(str(rng.choice([*PROMPTS])))
+            if others := rng.random() < 0.3:
+                images = [picture(100 * step + i, 96, 96) for i in range(len(images))]
+            prompt = vision.prompt(text + str(rng.choice(["", " And then"])), images)
+            answer = ask(session)
+            with Session(demo, dataclasses.replace(SETTINGS, draft_n_max=0)) as alone:
+                assert digits(answer) == digits(ask(alone))
+            assert not others or answer.telemetry.n_cached <= prompt.images[0].start
+            if rng.random() < 0.3:
+                session.save(file)
+            elif file.exists() and rng.random() < 0.4:
+                session.restore(file)
+        end = prompt.images[-1].end
+        session.reset()
+        session.process(dataclasses.replace(prompt, entries=prompt.entries[: end + 1]))
+        session.save(file)  # it ends with the image
+        session.reset()
+        assert session.restore(file) == end
+        again = ask(session)
+        assert digits(again) == digits(answer)
+        assert again.telemetry.n_cached == end and again.telemetry.encode_s == 0

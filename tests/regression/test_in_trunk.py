@@ -8,7 +8,8 @@ off by about 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,25 +20,25 @@ from pyllama_mtp.errors import ContextClosedError, FatalDecodeError
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.devicestates import DeviceStates, on_host
+from pyllama_mtp.llama.drafts import compute_drafts
 
 from ..marks import usual
 from ..trimmed import write_untied
 from .kvstate import CARRY_VERSION, KVState
-from .support import EDGES, N_BATCH, N_UBATCH, made_up
+from .support import EDGES, N_BATCH, made_up
 from .twocontexts import (
     CACHES,
     TOLERANCE,
-    Marks,
     TwoContexts,
     agree,
     beside,
     context,
     drafts_of,
     every,
-    in_batches,
     last,
     none,
     one_sequence,
+    some,
     state,
     turns,
 )
@@ -85,72 +86,79 @@ def assert_same(a: KVState, b: KVState) -> None:
         assert one.tobytes() == other.tobytes()
 
 
-def check(model: Model, batches: Sequence[Batch], n_seqs: int = 1, **options: object) -> None:
-    """Caches of every sequence, and logits, after the same batches: those of two contexts, and the
-    logits of a context that knows nothing of MTP."""
+# -- random walks ----------------------------------------------------------------------------------
+
+#: Tokens of a prompt, drafts of a round, things that happen in a walk.
+N, DEPTH, N_TURNS = 21, 3, 10
+#: How many sequences, and whether they share a cache.
+PLACES = ((1, False), (3, True), (3, False))
+#: Tokens of a graph, threads, and how many tokens can be taken back. A block is a part of a graph.
+SIZES = ((16, 1, DEPTH), (1, 1, 0), (48, 1, DEPTH), (7, 2, 0), (16, 2, DEPTH))
+
+
+def together(model: Model, pasts: Sequence[int], n: int, first: int) -> Batch:
+    """The next `n` tokens of each sequence, which take turns; some entries are outputs."""
+    at, seqs = np.divmod(np.arange(n * len(pasts)), len(pasts))
+    return Batch(made_up(model, len(at), first), at + np.array(pasts)[seqs], seqs, some(len(at)))
+
+
+def walk(model: Model, seed: int, n_seqs: int = 1, n_rs_seq: int = 0, **options: object) -> None:
+    """Caches and drafts, whatever happens to sequences, are those of two contexts, and logits are
+    those of a context that knows nothing of MTP: after parts of prompts of any length, outputs or
+    not, alone and together; after drafts of which some are taken back; in places used again. Chains
+    are of all sequences at once, in any order."""
+    choose, n_equal, n_chains = random.Random(seed), 0, 0
     plain = {name: value for name, value in options.items() if name != "hidden"}
-    several = {"n_seq_max": n_seqs}
+    several = {"n_seq_max": n_seqs, "n_rs_seq": n_rs_seq}
     with (
         context(model, **several, **options) as found,
         TwoContexts(model, **several, **options) as wanted,
         context(model, with_mtp=False, **several, **plain) as without,
     ):
-        for batch in batches:
-            wanted.decode(batch)
-            found.decode_batch(batch)
-            without.decode_batch(batch)
+        for turn in range(N_TURNS):
+            seq, kept = choose.randrange(n_seqs), None
+            if found.past(seq) and (found.past(seq) > 90 or choose.random() < 0.15):
+                assert all(one.remove(0, seq) for one in (found, wanted, without))
+            past, n = found.past(seq), choose.choice((1, 2, *EDGES[1:5], DEPTH + 1, DEPTH + 1))
+            if n_seqs > 1 and choose.random() < 0.3:
+                pasts = [found.past(each) for each in range(n_seqs)]
+                batch = together(model, pasts, choose.choice((1, 2, 5)), 50 * turn)
+            elif n_rs_seq and past and n == DEPTH + 1:
+                batch = one_sequence(made_up(model, n, 500 + 50 * turn), past, seq, every(n))
+                kept = choose.randint(1, n)
+            else:
+                outputs = choose.choice((none, every, last, some))(n)
+                batch = one_sequence(made_up(model, n, 50 * turn), past, seq, outputs)
+            for one in (wanted, found, without):
+                one.decode(batch) if isinstance(one, TwoContexts) else one.decode_batch(batch)
             logits = logits_of(found, batch)
             assert logits == logits_of(without, batch) == logits_of(wanted.target, batch)
-            assert logits or not batch.outputs.any()
-        for seq in range(n_seqs):
-            assert_in_step(found, wanted, seq)
+            if kept:
+                assert all(one.remove(past + kept, seq) for one in (found, wanted, without))
+            if found.past(seq) and (n_seqs == 1 or options.get("unified")):
+                there = [each for each in range(n_seqs) if found.past(each)]
+                choose.shuffle(there)
+                newest = made_up(model, len(there), 900 + turn)
+                drafts = compute_drafts(found, newest, np.array(there, dtype=np.int32), 3)
+                for i, each in enumerate(there):
+                    steps = wanted.draft(int(newest[i]), 3, each)
+                    n_equal, n_chains = n_equal + agree(drafts[:, i].tolist(), steps), n_chains + 1
+            for each in range(n_seqs) if turn == N_TURNS - 1 else (seq,):
+                if found.past(each):
+                    assert_in_step(found, wanted, each)
+    assert n_equal >= 0.8 * n_chains
 
 
-# -- equal batches ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("type_k", "type_v", "flash_attn"), CACHES)
-def test_cache_types(model: Model, type_k: str, type_v: str, flash_attn: str) -> None:
-    """One sequence, and three in a batch. K and V are rotated where they are quantized."""
+@pytest.mark.parametrize("case", usual(*range(len(CACHES)), long=range(len(CACHES), 45)))
+def test_whatever_happens_to_sequences(model: Model, case: int) -> None:
+    """Every type of cache, with several sizes and places each in 45 cases."""
+    type_k, type_v, flash_attn = CACHES[case % len(CACHES)]
     options = {"type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
-    check(model, in_batches(model, 37), **options)
-    check(model, turns(model, (7, 7, 7), 15), 3, unified=True, **options)
-
-
-@pytest.mark.parametrize(("n_ubatch", "n_threads"), [(1, 1), (7, 1), (16, 2), (48, 1)])
-@pytest.mark.parametrize(
-    ("cache", "hidden"),
-    usual(
-        ("f16", "post-norm"),
-        ("q8_0", "pre-norm"),
-        long=[("q8_0", "post-norm"), ("f16", "pre-norm")],
-    ),
-)
-def test_graph_sizes(model: Model, n_ubatch: int, n_threads: int, cache: str, hidden: str) -> None:
-    """For both places where the block takes hidden rows."""
-    options = {"n_ubatch": n_ubatch, "type_k": cache, "type_v": cache, "hidden": hidden}
-    check(model, in_batches(model, N_BATCH + 1), n_threads=n_threads, **options)
-
-
-@pytest.mark.parametrize("n", [*EDGES, none, every, last])
-def test_lengths_and_outputs(model: Model, n: int | Callable[[int], Marks]) -> None:
-    """At the edges of batches, where some rows are outputs; and whatever rows are."""
-    if isinstance(n, int):
-        check(model, in_batches(model, n))
-    else:
-        tokens = made_up(model, N_UBATCH + 3)
-        check(model, [one_sequence(tokens, outputs=n(len(tokens)))])
-
-
-@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
-@pytest.mark.parametrize("unified", [True, False])
-def test_sequences_in_turn(model: Model, unified: bool, hidden: str) -> None:
-    """A batch for each, in an order that changes."""
-    batches, past = [], [0, 0, 0]
-    for seq, n in ((0, 5), (2, 19), (1, 7), (1, 1), (0, 3), (2, 1), (0, 1), (1, 20), (2, 4)):
-        batches.append(one_sequence(made_up(model, n, 100 * seq + past[seq]), past[seq], seq))
-        past[seq] += n
-    check(model, batches, 3, unified=unified, hidden=hidden)
+    n_seqs, unified = PLACES[(case + case // len(CACHES)) % 3]
+    n_ubatch, n_threads, n_rs_seq = SIZES[case % 5]
+    options |= {"n_ubatch": n_ubatch, "n_threads": n_threads, "unified": unified}
+    options |= {"hidden": ("post-norm", "pre-norm")[case % 2]}
+    walk(model, case, n_seqs, n_rs_seq, **options)
 
 
 @pytest.mark.parametrize("unified", [True, False])
@@ -172,33 +180,10 @@ def test_sequences_in_one_batch(model: Model, unified: bool) -> None:
 
 # -- back and away ---------------------------------------------------------------------------------
 
-#: Tokens of a prompt, drafts of a round.
-N, DEPTH = 21, 3
-
 
 def verified(model: Model, start: int, first: int, n: int = DEPTH + 1, seq: int = 0) -> Batch:
     """`n` tokens of the text that begins at `first`, all of them outputs."""
     return one_sequence(made_up(model, n, first), start, seq, every(n))
-
-
-@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
-def test_rounds_that_go_back(model: Model, hidden: str) -> None:
-    """By as many as there are snapshots. Drafts after it come from the row that is the newest one
-    then, while the state has not moved yet."""
-    options = {"n_rs_seq": DEPTH, "hidden": hidden}
-    with beside(model, in_batches(model, N), **options) as (found, wanted):
-        start, n_equal, rounds = N, 0, (0, 3, 1, 2, 4, 1, 1, 4)
-        for i, kept in enumerate(rounds):
-            batch = verified(model, start, 500 + 7 * i)
-            found.decode_batch(batch)
-            wanted.decode(batch)
-            start += max(kept, 1)
-            assert found.remove(start) and wanted.remove(start)
-            assert_in_step(found, wanted)
-            newest = int(made_up(model, 1, 900 + i)[0])
-            n_equal += agree(drafts_of(found, newest), wanted.draft(newest, 5))
-            assert_in_step(found, wanted)
-        assert n_equal >= len(rounds) - 1
 
 
 @pytest.mark.parametrize("back", [0, 2])
@@ -303,27 +288,6 @@ def test_states_kept_on_a_device(model: Model, n_rs_seq: int) -> None:
         found.states.fetch(0, len(wanted[0]))
 
 
-@pytest.mark.parametrize("unified", [True, False])
-def test_a_place_that_is_used_again(model: Model, unified: bool) -> None:
-    """A sequence begins with zeros, whatever was in its place."""
-    options = {"n_seq_max": 3, "unified": unified}
-    with beside(model, **options) as (found, wanted):
-        for seq, n, first in ((0, 9, 0), (1, 17, 100), (2, 5, 200), (1, 7, 300), (0, 30, 400)):
-            assert found.remove(0, seq) and wanted.remove(0, seq)
-            batch = one_sequence(made_up(model, n, first), seq=seq)
-            found.decode_batch(batch)
-            wanted.decode(batch)
-            for other in range(3):
-                if found.past(other):
-                    assert_in_step(found, wanted, other)
-        found.clear()
-        with TwoContexts(model, **options) as fresh:
-            batch = one_sequence(made_up(model, 12, 800), seq=1)
-            found.decode_batch(batch)
-            fresh.decode(batch)
-            assert_in_step(found, fresh, 1)
-
-
 # -- embeddings and head of its own ----------------------------------------------------------------
 
 
@@ -334,14 +298,7 @@ def untied_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return write_untied(path, request.param, "f16", "embed_tokens", "shared_head_head")
 
 
-@pytest.mark.parametrize("n", [1, N_BATCH + 1])
-def test_a_block_with_tables_of_its_own(untied_file: Path, n: int) -> None:
+def test_a_block_with_tables_of_its_own(untied_file: Path) -> None:
     """K, V and drafts are made with them."""
     with Model(untied_file) as model:
-        check(model, in_batches(model, n))
-        with beside(model, in_batches(model, n)) as (found, wanted):
-            assert_in_step(found, wanted)
-            n_equal = 0
-            for newest in (3, 99, 1500):
-                n_equal += agree(drafts_of(found, newest, 6), wanted.draft(newest, 6))
-            assert n_equal >= 2
+        walk(model, 0, n_rs_seq=DEPTH)

@@ -143,6 +143,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("rank", {"tensors": {Q + ".lora_a": np.zeros((2, 192), np.float32)}}, "another model's"),
     ("deep", {"tensors": {Q + ".lora_a": np.zeros((2, RANK, 192), np.float32)}}, "another model's"),
     ("none", {"names": []}, "changes nothing"),
+    ("block", {"names": ["blk.6.attn_q.weight"]}, "mtp=True"),
     (
         "norm",
         {"tensors": {f"output_norm.weight.lora_{x}": np.zeros((4, 4), np.float32) for x in "ab"}},
@@ -164,13 +165,7 @@ def test_an_adapter_that_does_not_fit_is_refused(
     how = dict(how)
     file = write_adapter(tmp_path / "a.gguf", demo.info, how.pop("names", [Q]), **how)
     with pytest.raises(ModelFileError, match=message):
-        Model(demo_file, lora=file)
-
-
-def test_an_adapter_of_the_block_needs_it(demo_file: Path, demo: Model, tmp_path: Path) -> None:
-    block = write_adapter(tmp_path / "b.gguf", demo.info, ["blk.6.attn_q.weight"])
-    with pytest.raises(ModelFileError, match="mtp=True"):
-        Model(demo_file, mtp=False, lora=block)
+        Model(demo_file, mtp=False, lora=file)
 
 
 def test_the_draft_context_computes_with_the_adapter(

@@ -69,7 +69,8 @@ def rounds(model: Model) -> Iterator[Context]:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_lengths_and_rollbacks(steps: Context, rounds: Context, seed: int) -> None:
     """Short batches, of which some tokens are taken back, and long ones, of three sequences in
-    turn."""
+    turn, of which one begins as a copy of another. States are saved, read by the context that
+    cannot go back, and gone on from."""
     choose = random.Random(seed)
     texts = [made_up(steps.model, 400, 100 * seq) for seq in range(N_SEQS)]
     for turn in range(24):
@@ -85,10 +86,17 @@ def test_random_lengths_and_rollbacks(steps: Context, rounds: Context, seed: int
         ]
         if n <= SNAPSHOTS + 1:
             assert got[: n - back] == expected, (turn, n, back)
-        if turn % 7 == 6 and n <= SNAPSHOTS + 1:
+        how, other = choose.randrange(5), (seq + 1) % N_SEQS
+        if how == 0 and n <= SNAPSHOTS + 1:
             assert state(rounds, seq) == state(steps, seq)
-        if n > SNAPSHOTS + 1:  # whose kernels are others
-            steps.load_state(rounds.save_state(seq=seq), seq=seq)
+        if how == 1 or n > SNAPSHOTS + 1:  # whose kernels are others
+            saved = rounds.save_state(seq=seq)
+            steps.load_state(saved, seq=seq)
+            rounds.load_state(saved, seq=seq)
+        elif not rounds.past(other):
+            texts[other] = texts[seq]
+            rounds.copy(seq, other, past + n - back)
+            steps.load_state(steps.save_state(seq=seq), seq=other)
 
 
 @pytest.mark.parametrize("n_rs_seq", [1, 2, 6])
@@ -175,35 +183,6 @@ def test_each_sequence_of_a_batch_keeps_its_own_number(model: Model) -> None:
                     off = np.abs(got[4 * seq + i] - expected).max()
                     assert off < ROUNDING * np.ptp(expected)
                 assert n == 4 or rounds.remove(at + n, seq)
-
-
-def test_a_saved_state_has_what_was_pending(steps: Context, rounds: Context) -> None:
-    """Another context, which cannot go back, reads it; this one goes on from it."""
-    tokens = made_up(steps.model, 20)
-    step(rounds, tokens[:4])
-    assert rounds.remove(3)
-    saved = rounds.save_state()
-    steps.load_state(saved)
-    after = step(steps, tokens[3:4])
-    assert step(rounds, tokens[3:6])[:1] == after
-    assert rounds.remove(4)
-    assert step(rounds, tokens[4:5]) == step(steps, tokens[4:5])
-    rounds.load_state(saved)
-    assert step(rounds, tokens[3:4]) == after
-
-
-def test_a_copy_takes_along_what_is_pending(steps: Context, rounds: Context) -> None:
-    tokens = made_up(steps.model, 20)
-    for i in range(3):
-        step(steps, tokens[i : i + 1])
-    step(rounds, tokens[:4])
-    assert rounds.remove(3)
-    rounds.copy(0, 1)
-    expected = step(steps, tokens[3:4])
-    assert step(rounds, tokens[3:7], 1)[:1] == expected
-    assert rounds.remove(4, 1)
-    assert step(rounds, tokens[3:4], 0) == expected
-    assert step(rounds, tokens[4:5], 1) == step(steps, tokens[4:5])
 
 
 def test_room_for_going_back_costs_tokens_not_states(model: Model) -> None:

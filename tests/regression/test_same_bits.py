@@ -15,7 +15,6 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.engine import Engine
-from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.machine import Threads
 from pyllama_mtp.memory import resolve
@@ -24,7 +23,6 @@ from pyllama_mtp.request import Limits, make_request
 
 from ..marks import usual
 from .support import Floats, decode, made_up, plain_context, settings
-from .twocontexts import one_sequence
 
 #: File types that need no importance matrix; IQ2 and IQ3 are in tests/ffi/test_products.py.
 #: Of each way that products go; every type by itself is in ffi/test_products.py.
@@ -91,30 +89,6 @@ def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> 
             for split in SPLITS:
                 together = rows(context, state, split)
                 assert together.tobytes() == alone.tobytes(), (n_before, split)
-
-
-@pytest.mark.parametrize(("unified", "n_rows"), [(True, 1), (True, 2), (False, 2)])
-def test_rows_of_several_sequences_are_rows_alone(model: Model, n_rows: int, unified: bool) -> None:
-    """Four sequences in one batch or in four. (In a unified cache all rows are of one attention,
-    which is for 1 to 8 of them, too.)"""
-    options = {"n_ctx": 2048, "n_batch": 400, "n_seq_max": 4, "unified": unified}
-    found = []
-    for together in (True, False):
-        with plain_context(model, n_outputs_max=4 * n_rows, **options) as context:
-            parts, rows = [], []
-            for seq, n_before in enumerate((300, 20, 290, 150)):
-                context.decode_batch(one_sequence(made_up(model, n_before, 400 * seq), 0, seq))
-                tokens = made_up(model, n_rows, 400 * seq + n_before)
-                parts.append(one_sequence(tokens, n_before, seq, np.ones(n_rows, np.int8)))
-            if together:
-                columns = [(p.tokens, p.positions, p.seqs, p.outputs) for p in parts]
-                parts = [Batch(*map(np.concatenate, zip(*columns, strict=True)))]
-            for batch in parts:
-                context.decode_batch(batch)
-                rows += [context.logits(row).copy() for row in range(len(batch.tokens))]
-        found.append(np.stack(rows))
-    apart = np.abs(found[0] - found[1]).max(axis=1)
-    assert found[0].tobytes() == found[1].tobytes(), apart
 
 
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])

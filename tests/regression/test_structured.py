@@ -153,28 +153,6 @@ def test_forced_tokens_change_nothing_but_the_number_of_passes(
     assert after == anew, "what was taken along is not in the caches as it should be"
 
 
-def test_forced_tokens_are_those_that_the_mask_leaves(demo: Model) -> None:
-    """Asking for forced tokens changes nothing."""
-    grammar = Grammar.json_schema(PERSON)
-    asked, plain = Constraint(demo, grammar), Constraint(demo, grammar)
-    rng, n_forced = np.random.default_rng(3), 0
-    for _ in range(60):
-        forced = asked.forced(7)
-        for token in forced:
-            assert asked.only == plain.only == token
-            asked.add(token)
-            plain.add(token)
-        n_forced += len(forced)
-        allowed = asked.allowed()
-        assert np.array_equal(allowed, plain.allowed())
-        chosen = int(rng.choice(np.flatnonzero(allowed)))
-        n = asked.n_valid([chosen, chosen, 0])
-        assert n >= 1 or demo.is_end(chosen)
-        asked.add(chosen)
-        plain.add(chosen)
-    assert n_forced > 10
-
-
 class Masked(Exact):
     """The target's probabilities of texts that follow a grammar."""
 

@@ -21,11 +21,10 @@ from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafts import compute_drafts
 
 from ..marks import usual
 from ..plain import write_model
-from .support import EDGES, N_BATCH, N_UBATCH, scaled
+from .support import EDGES, N_BATCH, scaled
 from .support import made_up as text
 from .twocontexts import Marks, every, last, none, some, turns
 from .twocontexts import trunk as context
@@ -109,20 +108,6 @@ def test_a_context_of_the_block_keeps_its_own_rows(model: Model, hidden: str) ->
             assert found.tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
-def test_rows_of_a_context_with_the_block_are_those_of_the_trunk(model: Model, hidden: str) -> None:
-    """The tap is about the trunk, also after a draft, which leaves no rows."""
-    tokens = text(model, N_BATCH + 1)
-    given = {"need_embd_pre_norm": True, "hidden": hidden}
-    wanted = rows(model, tokens, last, **given)
-    assert rows(model, tokens, last, with_mtp=True, **given).tobytes() == wanted.tobytes()
-    with context(model, with_mtp=True, **given) as target:
-        target.decode(tokens[:9], 0, last(9))
-        before = target.hidden_rows().copy()
-        compute_drafts(target, tokens[9:10], np.zeros(1, dtype=np.int32), 4)
-        assert target.hidden_rows().tobytes() == before.tobytes()
-
-
 # -- before and after the norm ---------------------------------------------------------------------
 
 
@@ -178,46 +163,28 @@ def embeddings(target: Context) -> int | None:
 @pytest.mark.parametrize("marks", MARKS)
 def test_the_tap_makes_no_row_an_output(model: Model, marks: Of, hidden: str) -> None:
     """The logits are those without a tap, of the rows asked for alone; embeddings, a second output,
-    are off. What is computed: test_graph.py."""
+    are off. When it is off, the graph is that of a context that never had one, and no rows are
+    there, as before the first decode. What is computed: test_graph.py."""
     tokens = text(model, 37)
     with (
         context(model, trace=True) as plain,
         context(model, need_embd_pre_norm=True, hidden=hidden, trace=True) as target,
     ):
-        assert decoded(target, tokens, marks)[1] == decoded(plain, tokens, marks)[1]
+        with pytest.raises(UsageError, match="no such rows"):
+            target.hidden_rows()
+        wanted = decoded(plain, tokens, marks)
+        assert decoded(target, tokens, marks)[1] == wanted[1]
         assert embeddings(target) is None
         for row in np.flatnonzero(marks(37) == 0):
             assert not target._rows(target.library.lib.pyllama_get_logits, int(row))
-
-
-@pytest.mark.parametrize("n", [N_UBATCH, 37])
-def test_a_tap_that_is_off_leaves_nothing(model: Model, n: int) -> None:
-    """No rows, and the graph of a context that never had one; it can be turned on again. (With a
-    single graph, the next batch would use it again if nobody looked.)"""
-    tokens = text(model, n)
-    with (
-        context(model, trace=True) as plain,
-        context(model, need_embd_pre_norm=True, trace=True) as target,
-    ):
-        wanted, logits = decoded(plain, tokens, last)
-        on, _ = decoded(target, tokens, last)
-        rows_on = target.hidden_rows().copy()
-        for _ in range(2):
-            target.set_tap(False)
-            assert decoded(target, tokens, last) == (wanted, logits)
-            with pytest.raises(UsageError, match="no such rows"):
-                target.hidden_rows()
-            target.set_tap(True)
-            assert decoded(target, tokens, last) == (on, logits)
-            assert target.hidden_rows().tobytes() == rows_on.tobytes()
-
-
-def test_no_rows_before_the_first_decode(model: Model) -> None:
-    with (
-        context(model, need_embd_pre_norm=True) as target,
-        pytest.raises(UsageError, match="no such rows"),
-    ):
-        target.hidden_rows()
+        before = target.hidden_rows().copy()
+        target.set_tap(False)
+        assert decoded(target, tokens, marks) == wanted
+        with pytest.raises(UsageError, match="no such rows"):
+            target.hidden_rows()
+        target.set_tap(True)
+        decoded(target, tokens, marks)
+        assert target.hidden_rows().tobytes() == before.tobytes()
 
 
 # -- without it --------------------------------------------------------------------------------

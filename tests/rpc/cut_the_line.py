@@ -90,9 +90,9 @@ class Breaker:
             here.shutdown(socket.SHUT_RDWR)
 
 
-def use(address: str) -> str:
+def use(address: str, how: str = "") -> str:
     with (
-        Model(FILE, rpc_servers=address, rpc_timeout=2) as model,
+        Model(FILE, rpc_servers=address, rpc_timeout=1 if how == "mute" else 2) as model,
         Session(model, SETTINGS) as session,
     ):
         try:
@@ -135,7 +135,7 @@ def attempt(at: int | None, how: str = "cut", line: Breaker | None = None) -> Br
     line = line or Breaker(at, how)
     found: dict[str, object]
     try:
-        found = {"text": use(line.address)}
+        found = {"text": use(line.address, how)}
     except PyllamaMtpError as error:
         kind, named = type(error).__name__, line.address in str(error)
         found = {"error": kind, "named": named, "message": str(error)[:300]}

@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +62,7 @@ def test_it_is_given_up(demo_file: Path, what: str, error: str) -> None:
     assert "result" in found["anew"], found["anew"]
 
 
+@pytest.mark.long
 def test_one_that_answers_is_not_harmed(demo_file: Path) -> None:
     """One Ctrl-C in each of two calls is not a second Ctrl-C."""
     found = steps("answers", demo_file)
@@ -80,24 +79,7 @@ def test_while_loading_or_closing(demo_file: Path, what: str) -> None:
     assert "result" in found["anew"], found["anew"]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), usual((signal.SIGINT, 130), long=[(signal.SIGTERM, 143)])
-)
-def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> None:
-    options = ("--max-tokens", "900", "--n-ctx", "1024", "--threads", "1", "--ignore-eos")
-    with running_worker() as (worker, address):
-        command = ["generate", "--model", demo_file, "--rpc", address, *options, "x = 1\n"]
-        process = start(*command, env=environment(OMP_NUM_THREADS="1"))
-        assert process.stdout and process.stdout.read(20)
-        os.killpg(worker.pid, signal.SIGSTOP)
-        for _ in range(2):
-            time.sleep(0.5)
-            process.send_signal(number)
-        with ended_in_time(process):
-            _, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == code, err
-
-
+@pytest.mark.long
 def test_the_server_ends(demo_file: Path) -> None:
     """One signal is enough; another thread than the waiting one gets it."""
     pytest.importorskip("uvicorn")
@@ -116,12 +98,15 @@ def test_the_server_ends(demo_file: Path) -> None:
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with ended_in_time(process), urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-            assert answer.readline().startswith(b"data: ")
-            os.killpg(worker.pid, signal.SIGSTOP)
-            time.sleep(0.5)
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=LIMIT_S)
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+                assert answer.readline().startswith(b"data: ")
+                os.killpg(worker.pid, signal.SIGSTOP)
+                time.sleep(0.5)
+                process.send_signal(signal.SIGTERM)
+                _, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
     assert process.returncode == 0, err
 
 
@@ -151,13 +136,3 @@ def test_each_worker_has_its_own_limit() -> None:
 
     assert reason(b"1.1.1.1:1", 1.9) == reason(b"1.1.1.1:2", 1e6) == reason(b"1.1.1.1:3", 1e6) == ""
     assert reason(b"1.1.1.1:1", 2.0) == "no answer in 2 s"
-
-
-@contextmanager
-def ended_in_time(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Kill a process that has not ended with the block."""
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()

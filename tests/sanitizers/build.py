@@ -85,7 +85,7 @@ def _one(folder: Path, pattern: str) -> Path:
     raise SanitizeError(f"{pattern} was not built in {folder}; build without --no-build")
 
 
-def environment(package: Path, logs: Path, *, leaks: bool) -> dict[str, str]:
+def environment(package: Path, logs: Path) -> dict[str, str]:
     """The variables of a run: the runtimes loaded before the interpreter, logs into a folder."""
     compiler = os.environ.get("CXX", "g++")
     preload = []
@@ -98,7 +98,7 @@ def environment(package: Path, logs: Path, *, leaks: bool) -> dict[str, str]:
         preload.append(os.path.realpath(path))
     logs.mkdir(parents=True, exist_ok=True)
     # A request that cannot be met is an error for the caller, as without ASan, and not a finding.
-    address = f"detect_leaks={int(leaks)}:allocator_may_return_null=1"
+    address = "detect_leaks=0:allocator_may_return_null=1"
     undefined = "print_stacktrace=1:halt_on_error=0"
     return {
         **os.environ,

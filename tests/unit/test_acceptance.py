@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from pyllama_mtp.drafting.drafter import top_probability
-from pyllama_mtp.sampling.acceptance import SyntheticAcceptance, accept_best
+from pyllama_mtp.sampling.acceptance import (
+    SyntheticAcceptance,
+    accept_best,
+    accept_sampled,
+    point,
+)
+
+Ends = Callable[[int], bool]
+Rule = Callable[[list[int], "Rows", Ends], list[int]]
 
 
 class Rows:
-    """What the target would choose at each row; remembers which rows were sampled."""
+    """What the target would choose at each row; remembers which rows were sampled, and when tokens
+    came."""
 
     def __init__(self, *choices: int) -> None:
-        self.choices, self.asked = choices, list[int]()
+        self.choices, self.asked, self.log = choices, list[int](), list[str]()
 
     def __call__(self, row: int) -> int:
         self.asked.append(row)
+        self.log.append(f"row {row}")
         return self.choices[row]
 
 
+def sampled(drafts: list[int], rows: Rows, ends: Ends) -> list[int]:
+    """Of distributions that are certain."""
+    heads, rng = [point(token) for token in drafts], np.random.default_rng(0)
+    chosen = lambda token: rows.log.append(f"token {token}")  # noqa: E731
+    tokens = accept_sampled(drafts, heads, lambda row: point(rows(row)), rng, ends, chosen)
+    in_order = [word for i, token in enumerate(tokens) for word in (f"row {i}", f"token {token}")]
+    assert rows.log == in_order, "a token is known before the next row is asked"
+    return tokens
+
+
+BOTH = pytest.mark.parametrize("accept", [accept_best, sampled])
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("drafts", "choices", "tokens"),
     [
@@ -32,18 +58,19 @@ class Rows:
     ],
 )
 def test_the_targets_choice_is_emitted(
-    drafts: list[int], choices: list[int], tokens: list[int]
+    accept: Rule, drafts: list[int], choices: list[int], tokens: list[int]
 ) -> None:
     rows = Rows(*choices)
-    assert accept_best(drafts, rows) == tokens
+    assert accept(drafts, rows, lambda token: False) == tokens
     assert rows.asked == list(range(len(tokens))), "each row once, in order, and no further"
 
 
-def test_nothing_follows_an_end_token() -> None:
+@BOTH
+def test_nothing_follows_an_end_token(accept: Rule) -> None:
     rows, ends = Rows(1, 99, 3, 4), (99).__eq__
-    assert accept_best([1, 99, 3], rows, ends) == [1, 99]
+    assert accept([1, 99, 3], rows, ends) == [1, 99]
     assert rows.asked == [0, 1]
-    assert accept_best([1, 2], Rows(99, 2, 3), ends) == [99], "in place of a draft"
+    assert accept([1, 2], Rows(99, 2, 3), ends) == [99], "in place of a draft"
 
 
 @pytest.mark.parametrize("rounds", [50, 1000])

@@ -178,23 +178,6 @@ def test_a_sure_call_comes_as_it_is_written(
     assert steps[0] < len(text) * 0.6 and len(steps) > 2, "the arguments come at the end"
 
 
-def test_a_sure_call_that_is_cut_off() -> None:
-    for form, text in (
-        ("xml", xml("weather", city="Paris", where="[1, 2]")),
-        ("json", hermes("weather", city="Paris", where=[1, 2])),
-    ):
-        begun = text.index("Par") + 3
-        assert always(form, text[:begun], sure=True) == ("", [("weather", '{"city": "Par')])  # type: ignore[arg-type]
-        begun = text.index("[1, ") + 3
-        cut = always(form, text[:begun], sure=True)  # type: ignore[arg-type]
-        assert cut == ("", [("weather", '{"city": "Paris", "where": [1,')])
-        assert always(form, text[:-4], sure=True) == always(form, text)  # type: ignore[arg-type]
-        assert always(form, text[:15], sure=True) == ("", [])  # type: ignore[arg-type]
-    text = xml("weather", city="Paris", days="3")
-    begun = text.index("<parameter=days") + 5
-    assert always("xml", text[:begun], sure=True) == ("", [("weather", '{"city": "Paris"')])
-
-
 @pytest.mark.parametrize("form", ["xml", "json"])
 def test_wherever_a_sure_call_is_cut_off(form: Form) -> None:
     values: dict[str, Any] = {"city": 'a "b"', "days": 3}

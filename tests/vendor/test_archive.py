@@ -53,32 +53,32 @@ def test_wrong_hash_of_a_given_archive(place, capsys, tmp_path):
     assert not place.dest.exists()
 
 
-def test_wrong_hash_of_a_download(place, monkeypatch):
-    """pip itself refuses the archive; nothing reaches the cache."""
-    monkeypatch.setenv("PIP_FIND_LINKS", str(place.archive.parent))
-    digest = read_pin(place.pin).sha256
-    place.pin.write_text(place.pin.read_text().replace(digest, "0" * 64))
-    with pytest.raises(FetchError, match="not the pinned one") as caught:
-        fetch.ensure_tree(place.dest, None, place.pin)
-    assert digest in caught.value.found
-    assert not place.dest.exists() and list(place.cache.iterdir()) == []
-
-
-#: What pip prints, the problem, and a word of what to do; None: real pip, where nobody listens.
+#: What pip prints (None: real pip), the problem, and a word of what to do.
 PIP_FAILS = [
-    (None, "no network", "PYLLAMA_MTP_SDIST"),
-    ("OSError: [Errno 28] No space left on device", "no space left while downloading", "350 MB"),
+    ("its index is not there", None, "no network", "PYLLAMA_MTP_SDIST"),
+    ("its archive has another hash", None, "not the pinned one", ""),
+    (
+        "disk",
+        "OSError: [Errno 28] No space left on device",
+        "no space left while download",
+        "350 MB",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("output", "problem", "todo"), PIP_FAILS)
-def test_pip_fails(place, monkeypatch, tmp_path, output, problem, todo):
-    if output is None:
+@pytest.mark.parametrize(("how", "output", "problem", "todo"), PIP_FAILS)
+def test_pip_fails(place, monkeypatch, tmp_path, how, output, problem, todo):
+    """Nothing reaches the cache."""
+    if output:
+        monkeypatch.setattr(sdist.sys, "executable", stub_python(tmp_path, output))
+    elif "hash" in how:
+        monkeypatch.setenv("PIP_FIND_LINKS", str(place.archive.parent))
+        digest = read_pin(place.pin).sha256
+        place.pin.write_text(place.pin.read_text().replace(digest, "0" * 64))
+    else:
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
         monkeypatch.setenv("PIP_RETRIES", "0")
-    else:
-        monkeypatch.setattr(sdist.sys, "executable", stub_python(tmp_path, output))
     with pytest.raises(FetchError, match=problem) as caught:
         fetch.ensure_tree(place.dest, None, place.pin)
     assert todo in caught.value.todo
