@@ -152,7 +152,7 @@ class Walk:
         rng = self.rng
         n_blocks = min(int(session.settings.draft_n_max), self.model.info.most_drafts or 1)
         file = self.folder / f"saved with {n_blocks} MTP blocks"
-        what = rng.choice(["ask", "process", "restore"], p=[0.7, 0.1, 0.2])
+        what = rng.choice(["ask", "process", "restore"], p=[0.8, 0.1, 0.1])
         if what == "process" and session.n_sequences == 1:
             session.process(self.prompt())
         elif what == "restore" and file.exists():
@@ -168,7 +168,7 @@ class Walk:
                 found = [session.generate(prompts[0], **asked).run()]
             for prompt, answer in zip(prompts, found, strict=True):
                 self.check(prompt, answer)
-            if rng.random() < 0.4 and session.n_sequences == 1:
+            if rng.random() < 0.2 and session.n_sequences == 1:
                 session.save(file)
 
     def run(self, n: int, most_sequences: int) -> None:
