@@ -95,7 +95,7 @@ def test_random_lengths_and_rollbacks(steps: Context, rounds: Context, seed: int
             rounds.load_state(saved, seq=seq)
         elif not rounds.past(other):
             texts[other] = texts[seq]
-            rounds.copy(seq, other, past + n - back)
+            rounds.copy(seq, other)
             steps.load_state(steps.save_state(seq=seq), seq=other)
 
 
