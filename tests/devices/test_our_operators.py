@@ -37,7 +37,6 @@ CONVOLUTIONS = [
     (128, 20, 1, 3, [5, 6, 0], [1, 2, 3]),
 ]
 MORE = """
-void * ggml_silu(void * ctx, void * a);
 void * ggml_set_rows(void * ctx, void * a, void * b, void * ids);
 void * ggml_backend_dev_by_name(const char * name);
 void * ggml_backend_dev_init(void * dev, const char * params);

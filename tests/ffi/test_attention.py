@@ -30,7 +30,7 @@ LONG = (4099, 4700, 5000)
 MASKS = ("causal", "none", "biased", "ALiBi", "sinks", "softcap", "tiles", "window", "sequences")
 
 
-def assert_right(ggml: Attention, one: Case) -> None:
+def assert_right(ggml: Attention, one: Case, most: float = 5e-4) -> None:
     """Rounded no worse than F16 rounds; a row that sees nothing is zero."""
     found = ggml.run(one)
     if one.mask is not None:
@@ -41,7 +41,7 @@ def assert_right(ggml: Attention, one: Case) -> None:
         one = replace(one, mask=mask)
         found[blind] = ggml.wanted(one)[blind]
     wanted = ggml.wanted(one)
-    assert np.abs(found - wanted).max() < 5e-4 * np.abs(wanted).max()
+    assert np.abs(found - wanted).max() < most * np.abs(wanted).max()
 
 
 def masked(one: Case, how: str, rng: np.random.Generator) -> Case:
@@ -99,7 +99,8 @@ def test_a_row_has_its_bits_whatever_is_beside_it(
     behind the last one, in which anything may be."""
     one = drawn(kind, rows, CELLS if seed < 40 else LONG, seed)
     rng, whole = np.random.default_rng(seed), ggml.run(one)
-    assert_right(ggml, one.rows(*rng.choice(rows, min(rows, 12), replace=False)))
+    most = 2e-3 if np.abs(one.k).max() > 20 else 1e-3  # of scores that are hundreds
+    assert_right(ggml, one.rows(*rng.choice(rows, min(rows, 12), replace=False)), most)
     for count in (1, 1, *rng.integers(2, 9, 3), min(rows, 9), min(rows, 16), rows):
         first = int(rng.choice([0, rows - count, rng.integers(rows - count + 1)]))
         found = ggml.run(one.rows(*range(first, first + count)), int(rng.choice([1, 2, 5])))
