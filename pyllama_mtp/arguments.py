@@ -143,6 +143,8 @@ def file_name(name: str, value: object, kind: str = "a file") -> str:
 
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """What a misspelled word may have meant; None: nothing is so much `alike`, of 1."""
+    if len(word) > 100:  # a client may send millions of letters, and each is looked at
+        return None
     return next(iter(difflib.get_close_matches(word, known, 1, alike)), None)
 
 

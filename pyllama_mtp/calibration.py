@@ -161,8 +161,8 @@ def _begin(engine: Engine, sequence: Sequence) -> Sequence:
 # -- what was measured, for later sessions ---------------------------------------------------------
 
 
-#: Changes with the meaning of what is kept.
-_FORMAT = 2
+#: Changes with the meaning of what is kept. And the most files: the oldest make way.
+_FORMAT, MOST_FILES = 2, 200
 
 #: Environment variables that ggml, its backends and OpenMP read.
 VARIABLES = ("GGML_", "GOMP_", "OMP_", "KMP_", "CUDA_")
@@ -209,5 +209,8 @@ class CostsFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, msgspec.json.encode(costs))
+            files = sorted(self.path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+            for file in files[:-MOST_FILES]:
+                file.unlink(missing_ok=True)
         except (OSError, PyllamaMtpError) as error:
             log.info("what was measured is not kept: %s", error)

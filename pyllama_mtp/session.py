@@ -83,6 +83,7 @@ class _Running(Generic[Item]):
                     yield self._item(progress.request, piece)
         finally:
             engine.count_traffic(self.telemetry)
+            self._requests = []  # an answer that is kept does not keep prompts and images
 
     def __iter__(self) -> Iterator[Item]:
         return self._pieces
@@ -100,8 +101,9 @@ class _Running(Generic[Item]):
     def stop(self) -> None:
         """End the generation between two pieces; the session can go on from here. Incomplete
         answers are "interrupted"."""
+        requests = self._requests
         self._pieces.close()
-        for answer in (request.answer for request in self._requests):
+        for answer in (request.answer for request in requests):
             answer.finish_reason = answer.finish_reason or "interrupted"
 
 
@@ -158,7 +160,6 @@ class BatchGeneration(_Running[tuple[int, Piece]]):
         self.telemetry = BatchTelemetry(synthetic_acceptance=engine.settings.synthetic_acceptance)
         self.results.telemetry = self.telemetry
         self._requests = requests
-        self._numbers = {request: i for i, request in enumerate(requests)}
         self._pieces = self._generate(engine, self.telemetry)
 
     def __iter__(self) -> Iterator[tuple[int, Piece]]:
@@ -173,7 +174,7 @@ class BatchGeneration(_Running[tuple[int, Piece]]):
         return self.results
 
     def _item(self, request: Request, piece: Piece) -> tuple[int, Piece]:
-        return self._numbers[request], piece
+        return self._requests.index(request), piece
 
 
 class Session(Owned):

@@ -56,11 +56,12 @@ def make_models(folder: Path, names: Sequence[str]) -> None:
     """Write the models that the folder lacks. Another process that does so is waited for."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in names:
-            if not (folder / f"{name}.gguf").exists():
-                _make_model(folder, name)
+    for name in names:
+        if not (path := folder / f"{name}.gguf").exists():
+            with (folder / "lock").open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not path.exists():
+                    _make_model(folder, name)
 
 
 def _make_model(folder: Path, name: str) -> None:

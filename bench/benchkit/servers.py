@@ -17,6 +17,8 @@ class OurServer(LlamaServer):
         super().__init__(str(program), [str(word) for word in words])
 
     def __exit__(self, *raised: object) -> None:
-        self.process.terminate()
-        self.process.wait(60)
-        super().__exit__(*raised)
+        try:
+            self.process.terminate()
+            self.process.wait(60)
+        finally:
+            super().__exit__(*raised)

@@ -81,6 +81,8 @@ class Synth:
             return 0
         if args.output is None:
             raise UsageError("give the file to write, as in pyllama-mtp synth model.gguf")
+        if args.vocab is not None and (args.vision is not None or "n_vocab" in dict(args.set)):
+            raise UsageError("--vocab decides n_vocab, and an image encoder has no tokens")
         if args.vision is not None:
             width = read_gguf(args.vision, NO_HEAD).n_embd
             path = write_synthetic_mmproj(args.output, width, args.seed, force=args.force)

@@ -133,7 +133,7 @@ def break_even(costs: Costs, depth: int) -> float | None:
         return None
     # The only positive root of a^depth + ... + a + 1 - wanted.
     roots = np.roots([1.0] * depth + [1.0 - wanted])
-    return float(max(roots[np.isreal(roots)].real))
+    return min(1.0, float(max(roots[np.isreal(roots)].real)))
 
 
 # -- costs, as rounds show them --------------------------------------------------------------------

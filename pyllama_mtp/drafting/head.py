@@ -180,6 +180,8 @@ def draft_head(
             f"{asked}: the MTP head of {info.path} has {trimmed.n_rows} of {info.n_vocab} tokens "
             "and is used as it is; use 'auto' and 'file', or fewer rows of the model's LM head"
         )
+    if ranked is None and kind == "file":  # the model's own, whose file may be gone
+        return None
     head = DraftHead(info, kind, ranked)
     return head if ranked is not None or head.converts else None
 
@@ -273,12 +275,12 @@ def give_head(context: Context, settings: Settings) -> Following | None:
         UsageError, DraftVocabError, ModelFileError, InsufficientMemoryError: see
             :func:`draft_head` and :func:`set_draft_head`.
     """
-    model = context.model
-    head = draft_head(model.info, settings.draft_vocab, settings.draft_head_type)
+    model, info = context.model, context.model.info
+    head = draft_head(info, settings.draft_vocab, settings.draft_head_type)
     if head:
         set_draft_head(context, head.rows(), head.ids)
         return Following(context, head) if follows(settings, head) else None
-    if model.info.trimmed_head and not model.options.no_alloc:  # else it is not read
+    if info.trimmed_head and info.n_lm_heads == 1 and not model.options.no_alloc:  # else not read
         use_trimmed_head(context)
     return None
 

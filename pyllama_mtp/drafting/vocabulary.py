@@ -164,8 +164,8 @@ def _listed(ids: Sequence[int], n_vocab: int) -> Ids:
 class _Record(Struct, kw_only=True):
     """A file's contents. Files of older versions also have `counts`, which nothing needs."""
 
-    format: Literal["pyllama-mtp draft vocabulary"] = "pyllama-mtp draft vocabulary"
-    version: Literal[1] = 1
+    format: Literal["pyllama-mtp draft vocabulary"]
+    version: Literal[1]
     tokenizer: str
     source: str = ""
     ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
@@ -179,7 +179,13 @@ def save(path: str | os.PathLike[str], ids: Ids, tokenizer: Tokenizer, source: s
         UsageError: `path` is no regular file, or its folder cannot be written.
         DiskFullError: no space, a quota or a size limit.
     """
-    record = _Record(tokenizer=tokenizer.fingerprint, source=source, ids=ids.tolist())
+    record = _Record(
+        format="pyllama-mtp draft vocabulary",
+        version=1,
+        tokenizer=tokenizer.fingerprint,
+        source=source,
+        ids=ids.tolist(),
+    )
     write_whole(path, msgspec.json.encode(record) + b"\n")
 
 

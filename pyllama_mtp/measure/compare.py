@@ -26,6 +26,7 @@ from pyllama_mtp.measure.figures import (
     varying,
 )
 from pyllama_mtp.measure.intervals import CONFIDENCE, Ratio, typical_ratios
+from pyllama_mtp.measure.plan import DRAFT_AXES
 from pyllama_mtp.measure.table import ordered, waiting_note
 from pyllama_mtp.measure.text import (
     NONE,
@@ -47,7 +48,7 @@ _ROUNDING = 1e-9
 _MAY_DIFFER = ("machine", "variant", "upstream", "patches", "backend")
 _BUILD = ("variant", "upstream_commit", "series", "backend")
 #: Settings that are no note of their own: the series or its size decides them.
-_FOLLOWS = {"n_ctx", "draft_n_max", "synthetic_acceptance", "sampling"}
+_FOLLOWS = {"n_ctx", "draft_n_max", "synthetic_acceptance", "sampling", *DRAFT_AXES}
 _VERDICTS = {"slower": "SLOWER", "faster": "faster", "unclear": "unclear", "same": ""}
 _STYLES = {"slower": "bold red", "faster": "green", "unclear": "yellow", "same": ""}
 #: Which columns hold words.

@@ -275,7 +275,7 @@ class Cell:
         matters = self.n_max and name in DRAFT_AXES and (name != "ngram" or self.adaptive)
         if name in self.axes or not matters or self.program != OURS:
             return self.key.axis(name)
-        return axis_words(DRAFT_AXES[name])
+        return axis_words(self.settings.get(name, DRAFT_AXES[name]))  # of older files: there alone
 
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""

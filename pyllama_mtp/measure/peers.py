@@ -105,8 +105,9 @@ def output(name: str, *command: str, timeout_s: float) -> tuple[str, str]:
     with running(name, command, **pipes) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise PeerError(f"{name} was not done after {timeout_s:.0f} s") from None
+        except subprocess.TimeoutExpired as late:  # its output is bytes, of any stream
+            said = last_words(((late.stderr or late.stdout) or b"").decode(errors="replace"))
+            raise PeerError(f"{name} was not done after {timeout_s:.0f} s: {said}") from None
     if process.returncode:
         said = last_words(err.strip() or out)
         raise PeerError(f"{name} failed ({process.returncode}): {said}")

@@ -314,13 +314,15 @@ def _leading(samples: Sequence[Sample]) -> list[float]:
 
 
 def _measured(cells: Sequence[Cell], best: int) -> str:
-    """How fast the greatest depth was, which may be `best`, and whether that can be told."""
-    deepest = max(cell.n_max for cell in cells)
-    gain = next((one for one in gains(cells) if one.cells[0].n_max == deepest), None)
+    """How fast `best` was, or the greatest depth where it was not measured, and whether that can be
+    told."""
+    measured = {cell.n_max for cell in cells}
+    shown = best if best in measured else max(measured)
+    gain = next((one for one in gains(cells) if one.cells[0].n_max == shown), None)
     if gain is None:
         return ""
     said = gain_or_doubt(gain, typical_ratio(*gain.decode), noun="prompt", more="ask more")
-    return f"; {'it' if deepest == best else f'depth {deepest}'} was {said}"
+    return f"; {'it' if shown == best else f'depth {shown}'} was {said}"
 
 
 def _rate(found: Rate | None) -> str:
