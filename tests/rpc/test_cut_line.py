@@ -35,8 +35,7 @@ def test_at_every_kind_of_message(
     assert [line["text"] for line in whole] == [text] * 3
     broken = [line for line in lines if line["at"] is not None]
     assert len(broken) > n
-    # Messages of two connections may change places, and another one is broken.
-    assert len(COMMANDS - {line["command"] for line in broken}) <= 1
+    assert {line["command"] for line in broken} - {None} >= COMMANDS
     assert {line["how"] for line in broken} == {"cut", "garbled", "mute"}
     last = max(line["at"] for line in broken)
     for line in broken:
