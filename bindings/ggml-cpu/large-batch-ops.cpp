@@ -215,7 +215,7 @@ bool ggml_compute_forward_large_batch_conv_silu(const ggml_compute_params * para
         return (char *) t->data < (char *) dst->data + ggml_nbytes(dst) && (char *) dst->data < (char *) t->data + ggml_nbytes(t);
     };
     const bool in_place = x->data == dst->data && x->nb[0] == dst->nb[1] && x->nb[2] == dst->nb[2];
-    if (!ggml_cpu_large_batch() || ggml_get_unary_op(dst) != GGML_UNARY_OP_SILU || conv->src[0] != concat || dst->src[0] != conv || n_tokens < FEW ||
+    if (!ggml_cpu_large_batch() || ggml_get_unary_op(dst) != GGML_UNARY_OP_SILU || conv->src[0] != concat || n_tokens < FEW ||
         ggml_get_op_params_i32(concat, 0) != 0 || n_before != width - 1 || width > FEW || n_channels % LANES || x->ne[3] != 1 || x->nb[1] != sizeof(float) ||
         x->type != GGML_TYPE_F32 || before->type != GGML_TYPE_F32 || !is_floats(c) || !is_floats(dst) || overlap(before) || (overlap(x) && !in_place)) {
         return false;

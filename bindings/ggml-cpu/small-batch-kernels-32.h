@@ -158,26 +158,68 @@ template <bool is_signed, bool alone> SB_INLINE ivec dot_nibbles(ivec sum, ivec 
 }
 #endif
 
+// 16 bytes of each row: the first 4 to out[0], and so on
+SB_INLINE void lanes_of_16(const char * x, size_t x_stride, ivec * out) {
+    ivec four[4], two[4];
+    SB_UNROLL for (int i = 0; i < 4; ++i) {
+        four[i] = rows_of_16(x + i * x_stride, 4 * x_stride);
+    }
+    SB_UNROLL for (int i = 0; i < 4; i += 2) {
+        two[i + 0] = SB(unpacklo_epi32)(four[i], four[i + 1]);
+        two[i + 1] = SB(unpackhi_epi32)(four[i], four[i + 1]);
+    }
+    SB_UNROLL for (int i = 0; i < 2; ++i) {
+        out[2 * i + 0] = SB(unpacklo_epi64)(two[i], two[i + 2]);
+        out[2 * i + 1] = SB(unpackhi_epi64)(two[i], two[i + 2]);
+    }
+}
+
+// 16 bytes of each row: as lanes_of_16() has them; or 128 bits l of out[v] are row v + 4 l, where it would not pay for itself
+template <bool in_lanes> SB_INLINE void sixteen_of_rows(const char * x, size_t x_stride, ivec * out) {
+    if (in_lanes) {
+        lanes_of_16(x, x_stride, out);
+        return;
+    }
+    SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
+        out[v] = rows_of_16(x + v * x_stride, QUARTERS * x_stride);
+    }
+}
+
 // sums of weights with a bias, without what it adds: an int for all rows
 template <int BIAS> SB_INLINE ivec add_bias(ivec sums, const float * of_column) {
     return BIAS ? SB(add_epi32)(sums, four_of(of_column)) : sums;
+}
+
+// 32 weights in lanes, of which a has the first 16, times a column, and what the bias adds: no sums go across lanes
+template <int BIAS> SB_INLINE ivec dot_lanes(const ivec * a, const ivec * b, const char * y, const float * of_column) {
+    ivec sum = BIAS ? four_of(of_column) : SB(set1_epi32)(0);
+    SB_UNROLL for (int k = 0; k < QUARTERS; ++k) {
+        sum = dot_nibbles<false, false>(sum, a[k], four_of(y + 4 * k), b[k], four_of(y + 16 + 4 * k));
+    }
+    return sum;
 }
 
 // what is added to signed weights, where the integer dot product takes an unsigned operand
 constexpr int BYTES_BIAS = VNNI ? 128 : 0;
 
 template <class T, int n> void rows_bytes(const product & p, int64_t begin, int64_t end) {
+    constexpr bool in_lanes = VNNI && n > 3;
     rows_by_group<n, LANES>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[LANES]) {
         ivec quants[2 * QUARTERS];
         group_of_lanes<T, n>(p, x, x_stride, result, [&](const char * own) __attribute__((always_inline)) {
-            SB_UNROLL for (int r = 0; r < 2 * QUARTERS; ++r) { // the first 16 weights of rows, then the others
-                const char * row = own + r % QUARTERS * x_stride + offsetof(typename T::block, qs);
-                quants[r] = SB_XOR(rows_of_16(row + r / QUARTERS * 16, QUARTERS * x_stride), SB(set1_epi8)((int8_t) BYTES_BIAS));
+            SB_UNROLL for (int i = 0; i < 2; ++i) { // the first 16 weights of rows, then the others
+                sixteen_of_rows<in_lanes>(own + offsetof(typename T::block, qs) + 16 * i, x_stride, quants + QUARTERS * i);
+            }
+            SB_UNROLL for (int r = 0; r < 2 * QUARTERS; ++r) {
+                quants[r] = SB_XOR(quants[r], SB(set1_epi8)((int8_t) BYTES_BIAS));
             }
             if (n > 1 && !VNNI) {
                 to_stack(quants);
             }
         }, [&](int j, const columns & y) __attribute__((always_inline)) {
+            if (in_lanes) {
+                return dot_lanes<BYTES_BIAS>(quants, quants + QUARTERS, y.y + QK8_0 * j, y.sums + j);
+            }
             const ivec a = load_16(y.y + QK8_0 * j), b = load_16(y.y + QK8_0 * j + 16);
             ivec sums[QUARTERS];
             SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
@@ -270,17 +312,18 @@ void prepare_32(const float * x, char * y, float *, float * scale) {
 // ---- nibbles in blocks of 32: two dot products to each conversion
 
 template <class T, int n> void rows_nibbles(const product & p, int64_t begin, int64_t end) {
+    constexpr bool in_lanes = VNNI && n > 2 && !T::FIFTH;
     rows_by_group<n, LANES>(p, begin, end, [&](const char * x, size_t x_stride, float (*result)[LANES]) {
         ivec low[QUARTERS], high[QUARTERS];
         group_of_lanes<T, n>(p, x, x_stride, result, [&](const char * own) __attribute__((always_inline)) {
             const ivec low4 = SB(set1_epi8)(15);
+            ivec both[QUARTERS];
+            sixteen_of_rows<in_lanes>(own + offsetof(typename T::block, qs), x_stride, both);
             SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {
-                const char * row = own + v * x_stride;
-                const ivec both = rows_of_16(row + offsetof(typename T::block, qs), QUARTERS * x_stride);
-                low [v] = T::values(SB_AND(both, low4));
-                high[v] = T::values(SB_AND(SB(srli_epi16)(both, 4), low4));
+                low [v] = T::values(SB_AND(both[v], low4));
+                high[v] = T::values(SB_AND(SB(srli_epi16)(both[v], 4), low4));
                 if constexpr (T::FIFTH) {
-                    const ivec bits = rows_of_16(row + offsetof(typename T::block, qh), QUARTERS * x_stride);
+                    const ivec bits = rows_of_16(own + v * x_stride + offsetof(typename T::block, qh), QUARTERS * x_stride);
                     low [v] = with_fifth_bits<false>(low [v], bits);
                     high[v] = with_fifth_bits<true> (high[v], bits);
                 }
@@ -291,6 +334,9 @@ template <class T, int n> void rows_nibbles(const product & p, int64_t begin, in
             }
         }, [&](int j, const columns & y) __attribute__((always_inline)) {
             const char * q = y.y + QK8_0 * j;
+            if (in_lanes) {
+                return dot_lanes<T::BIAS>(low, high, q, y.sums + j);
+            }
             const ivec a = load_16(q), b = load_16(q + 16);
             ivec sums[QUARTERS];
             SB_UNROLL for (int v = 0; v < QUARTERS; ++v) {

@@ -11,22 +11,6 @@ namespace {
 SB_INLINE void hold(ivec & x) { __asm__("" : "+x"(x)); }
 template <int n> SB_INLINE void to_memory(ivec (&x)[n]) { __asm__("" : "+m"(x)); }
 
-// 16 bytes of each row: the first 4 to out[0], and so on
-SB_INLINE void lanes_of_16(const char * x, size_t x_stride, ivec * out) {
-    ivec four[4], two[4];
-    SB_UNROLL for (int i = 0; i < 4; ++i) {
-        four[i] = rows_of_16(x + i * x_stride, 4 * x_stride);
-    }
-    SB_UNROLL for (int i = 0; i < 4; i += 2) {
-        two[i + 0] = SB(unpacklo_epi32)(four[i], four[i + 1]);
-        two[i + 1] = SB(unpackhi_epi32)(four[i], four[i + 1]);
-    }
-    SB_UNROLL for (int i = 0; i < 2; ++i) {
-        out[2 * i + 0] = SB(unpacklo_epi64)(two[i], two[i + 2]);
-        out[2 * i + 1] = SB(unpackhi_epi64)(two[i], two[i + 2]);
-    }
-}
-
 SB_INLINE void lanes_of_32(const char * x, size_t x_stride, ivec * out) {
     lanes_of_16(x, x_stride, out);
     lanes_of_16(x + 16, x_stride, out + 4);
