@@ -21,6 +21,9 @@ constexpr int MAX_COLS  = 2;
 
 constexpr int PAIRS = QK_K / 32; // of sums of 16 quants
 
+// pairs that minima are multiplied by: of sums of 32 quants, where so many share one
+template <int GROUP_SIZE> constexpr int min_pairs = GROUP_SIZE == 32 ? PAIRS / 2 : PAIRS;
+
 // A tile holds TILE_ROWS rows of a part of a matrix. The bytes of four weights of each row lie side by side, one lane to a
 // row; so do the scales of a block, and, of super-blocks, those of groups of weights and what minima or biases take away.
 struct tile {
@@ -134,6 +137,12 @@ SB_INLINE void transpose_pairs(const shorts * x, int32_t * out) {
 #endif
 }
 
+// of shorts that stand there twice each one, in the lower half
+SB_INLINE shorts every_second(shorts x) {
+    const __m256i ones = _mm256_srli_epi32(x, 16);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(ones, _mm256_setzero_si256()), 0xD8);
+}
+
 // every second line, where groups of 32 have two each
 template <int GROUP_SIZE> SB_INLINE void transpose_groups(const floats * x, int32_t * out) {
     alignas(64) float all[16 * TILE_ROWS];
@@ -156,7 +165,7 @@ template <class T> void unpack_256(const char * const * rows, int64_t first, int
                 shorts s, m = _mm256_setzero_si256();
                 T::groups(*x[i], s, m);
                 scales[i] = group_scales<short_parts<T>() != 0>(s);
-                less[i]   = HAS_MIN<T> ? m : _mm256_mullo_epi16(s, _mm256_set1_epi16(in_tile<T>::BIAS));
+                less[i]   = HAS_MIN<T> && T::OWN_SCALE == 32 ? every_second(m) : HAS_MIN<T> ? m : _mm256_mullo_epi16(s, _mm256_set1_epi16(in_tile<T>::BIAS));
             }
             const auto of_rows = [&](auto half) { return lanes_of_halves([&](int i) { return half(*x[i]); }); };
             const int64_t at = u * TILE_ROWS + v * LANES;
@@ -231,6 +240,9 @@ template <class T> void prepare_unit_256(const float * x, void * out) {
     float sums[16];
     prepare_256(x, quants, sums, &y.scale);
     memcpy(y.quants, quants, QK_K);
+    if (HAS_MIN<T> && T::OWN_SCALE == 32) {
+        sums_of_32(sums);
+    }
     if (HAS_MIN<T> || !VNNI) {
         memcpy(y.offsets, sums, PAIRS * sizeof(*y.offsets));
         return;
@@ -334,7 +346,7 @@ void multiply_32(const tile & t, int64_t n_units, const char * const * y, float 
 template <int GROUP_SIZE, int SHORT_PARTS, bool MINS, bool BIASED, bool SIGNED, int CHAIN, int n>
 void multiply_256(const tile & t, int64_t n_units, const char * const * y, float (*acc)[TILE_ROWS]) {
     constexpr bool OWN_BIAS = BIASED && !MINS && !VNNI; // else sums begin with what it does
-    constexpr int PART = GROUP_SIZE / std::max(SHORT_PARTS, 1);
+    constexpr int PARTS = std::max(SHORT_PARTS, 1);
     const char    * quants = t.quants;
     const int32_t * scales = t.scales;
     for (int64_t u = 0; u < n_units; ++u) {
@@ -346,40 +358,40 @@ void multiply_256(const tile & t, int64_t n_units, const char * const * y, float
                 sums[j][v] = SB(set1_epi32)(0);
             }
         }
-        for (int i = 0; i < QK_K / PART; ++i) {
-            ivec dots[n][VECTORS], pairs[n][VECTORS];
-            SB_UNROLL for (int j = 0; j < n && VNNI; ++j) {
-                SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-                    dots[j][v] = MINS ? SB(set1_epi32)(0) : four_of(column[j]->offsets + i);
-                }
-            }
-            SB_UNROLL for (int k = 0; k < PART / 4; ++k) {
-                ivec x[VECTORS];
-                SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-                    x[v] = SB_LOAD(quants + (k * VECTORS + v) * sizeof(ivec));
-                }
-                SB_UNROLL for (int j = 0; j < n; ++j) {
-                    const ivec four = four_of(column[j]->quants + i * PART + 4 * k);
+        for (int g = 0; g < QK_K / GROUP_SIZE; ++g, quants += GROUP_SIZE * TILE_ROWS, scales += TILE_ROWS) {
+            SB_UNROLL for (int part = 0; part < PARTS; ++part) {
+                ivec dots[n][VECTORS], pairs[n][VECTORS];
+                SB_UNROLL for (int j = 0; j < n && VNNI; ++j) {
                     SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
-                        add_dot<SIGNED, CHAIN>(VNNI ? dots[j][v] : sums[j][v], pairs[j][v], k, x[v], four, SB_LOAD(scales + v * LANES));
+                        dots[j][v] = MINS ? SB(set1_epi32)(0) : four_of(column[j]->offsets + g * PARTS + part);
+                    }
+                }
+                SB_UNROLL for (int k = part * GROUP_SIZE / PARTS / 4; k < (part + 1) * GROUP_SIZE / PARTS / 4; ++k) {
+                    ivec x[VECTORS];
+                    SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                        x[v] = SB_LOAD(quants + (k * VECTORS + v) * sizeof(ivec));
+                    }
+                    SB_UNROLL for (int j = 0; j < n; ++j) {
+                        const ivec four = four_of(column[j]->quants + g * GROUP_SIZE + 4 * k);
+                        SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                            add_dot<SIGNED, CHAIN>(VNNI ? dots[j][v] : sums[j][v], pairs[j][v], k, x[v], four, SB_LOAD(scales + v * LANES));
+                        }
+                    }
+                }
+                SB_UNROLL for (int v = 0; v < VECTORS && VNNI; ++v) {
+                    const ivec scale = SB_LOAD(scales + v * LANES);
+                    SB_UNROLL for (int j = 0; j < n; ++j) {
+                        sums[j][v] = SHORT_PARTS ? add_pairs(sums[j][v], dots[j][v], scale) : SB(add_epi32)(sums[j][v], SB(mullo_epi32)(dots[j][v], scale));
                     }
                 }
             }
-            SB_UNROLL for (int v = 0; v < VECTORS && VNNI; ++v) {
-                const ivec scale = SB_LOAD(scales + v * LANES);
-                SB_UNROLL for (int j = 0; j < n; ++j) {
-                    sums[j][v] = SHORT_PARTS ? add_pairs(sums[j][v], dots[j][v], scale) : SB(add_epi32)(sums[j][v], SB(mullo_epi32)(dots[j][v], scale));
-                }
-            }
-            quants += PART * TILE_ROWS;
-            scales += (i + 1) * PART % GROUP_SIZE ? 0 : TILE_ROWS;
         }
         ivec less[n][VECTORS];
         SB_UNROLL for (int i = 0; i < n * VECTORS; ++i) {
             less[i / VECTORS][i % VECTORS] = SB(set1_epi32)(0);
         }
         const int32_t * pair = t.less + u * PAIRS * TILE_ROWS;
-        for (int k = 0; k < PAIRS && (MINS || OWN_BIAS); ++k, pair += TILE_ROWS) {
+        for (int k = 0; k < (MINS ? min_pairs<GROUP_SIZE> : OWN_BIAS ? PAIRS : 0); ++k, pair += TILE_ROWS) {
             SB_UNROLL for (int v = 0; v < VECTORS; ++v) {
                 const ivec x = SB_LOAD(pair + v * LANES);
                 SB_UNROLL for (int j = 0; j < n; ++j) {

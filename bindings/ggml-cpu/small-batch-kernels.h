@@ -281,4 +281,10 @@ inline void prepare_256(const float * x, char * y, float * sums, float * scale) 
     }
 }
 
+// sums of 16 quants each, as shorts, become those of 32
+SB_INLINE void sums_of_32(float * sums) {
+    const __m256i two = _mm256_madd_epi16(load_256(sums), _mm256_set1_epi16(1));
+    _mm_storeu_si128((__m128i *) sums, _mm_packs_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
+}
+
 } // namespace

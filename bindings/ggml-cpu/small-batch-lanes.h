@@ -245,8 +245,7 @@ template <class T, int n> void rows_lanes(const product & p, int64_t begin, int6
 template <class T> void prepare_lanes(const float * x, char * y, float * sums, float * scale) {
     prepare_256(x, y, sums, scale);
     if (T::OWN_SCALE == 32) {
-        const __m256i two = _mm256_madd_epi16(load_256(sums), _mm256_set1_epi16(1));
-        _mm_storeu_si128((__m128i *) sums, _mm_packs_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
+        sums_of_32(sums);
     }
 }
 
