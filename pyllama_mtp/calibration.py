@@ -185,7 +185,7 @@ class CostsFile:
         library with its switches and variables, the machine, the devices, and `more`."""
         model, options, library = context.model, context.options, context.library
         files = [_describe(Path(file)) for file in (model.path, model.info.head) if file]
-        same = replace(options, n_ctx=0, n_batch=0, n_outputs_max=0, trace=False)
+        same = replace(options, n_ctx=0, n_batch=0, n_outputs_max=0)
         variables = sorted(item for item in os.environ.items() if item[0].startswith(VARIABLES))
         native = library.stamp, sorted(library.switches.items()), variables
         text, description = library.text, library.lib.ggml_backend_dev_description

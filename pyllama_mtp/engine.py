@@ -274,6 +274,14 @@ class Engine:
         self.intact = True
         self.turn += 1
 
+    def check_length(self, n_tokens: int, name: str = "the prompt") -> None:
+        """Raises UsageError: a text of so many tokens is longer than the context."""
+        if n_tokens > self.n_ctx:
+            raise UsageError(
+                f"{name} has {n_tokens} tokens and the context {self.n_ctx}; use a longer n_ctx "
+                "(--n-ctx), or a shorter text"
+            )
+
     # -- texts with their states ---------------------------------------------------------------
 
     def processed(self, sequence: Sequence) -> ProcessedPrompt:
@@ -298,11 +306,7 @@ class Engine:
             PromptFileError: its states do not match its tokens.
             UsageError: longer than the context.
         """
-        if len(text.tokens) > self.n_ctx:
-            raise UsageError(
-                f"{name} holds {len(text.tokens)} tokens and the context {self.n_ctx}; use a "
-                "longer n_ctx"
-            )
+        self.check_length(len(text.tokens), name)
         self.begin()
         try:
             self.prefixes.put_back(sequence, text)

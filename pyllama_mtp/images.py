@@ -8,7 +8,6 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -74,15 +73,6 @@ def pixels_of_url(url: str) -> Pixels:
     except (binascii.Error, ValueError) as error:
         raise UsageError(f"the data URL of the image is not base64: {error}") from None
     return _decoded(data, "")
-
-
-def free_at_once() -> None:
-    """Have PIL take memory in blocks of a size that the C library gives back to the system. Of its
-    usual, smaller ones each thread of a server would keep its largest image."""
-    with suppress(ImportError):
-        from PIL import Image
-
-        Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]
 
 
 def _read(path: Path) -> bytes:

@@ -222,13 +222,6 @@ class Session(Owned):
         """Length that each sequence may have, in tokens."""
         return self._engine.n_ctx
 
-    def _check_length(self, n_tokens: int) -> None:
-        if n_tokens > self.n_ctx:
-            raise UsageError(
-                f"the prompt has {n_tokens} tokens and the context {self.n_ctx}; "
-                "shorten it or use a longer n_ctx (--n-ctx)"
-            )
-
     def _prompt(self, prompt: Prompt | ImagePrompt, draft: bool) -> ImagePrompt:
         """A prompt's entries. Raises UsageError: none, more than there is room for, or see
         :func:`.tokens_of`."""
@@ -236,7 +229,7 @@ class Session(Owned):
             prompt = ImagePrompt(tokens_of(self.model, prompt))
         elif draft:
             self._engine.head.check_images()
-        self._check_length(len(prompt.entries))
+        self._engine.check_length(len(prompt.entries))
         return prompt
 
     def _request(
@@ -264,7 +257,7 @@ class Session(Owned):
         """The request for the model's next turn in a conversation, with the tools of `told`."""
         self._engine.chats = True
         model, tools = self.model, told.tools
-        prompt = options.turn(model, messages, tools, self.vision, self._check_length)
+        prompt = options.turn(model, messages, tools, self.vision, self._engine.check_length)
         room = max(1, self.n_ctx - len(prompt))
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
         chosen = sampling or model.sampling
@@ -462,7 +455,8 @@ class Session(Owned):
         limits = Limits(max_tokens, ignore_eos, draft)
         told = Options(stop, log_pairs, log_ties, logprobs, on_progress)
         if not isinstance(images, tuple | list) or images:
-            prompt = with_images(self.vision, prompt, images, check_length=self._check_length)
+            check = self._engine.check_length
+            prompt = with_images(self.vision, prompt, images, check_length=check)
         request = self._request(prompt, limits, sampling, told, Generation)
         return Generation.of(self._engine, request)
 

@@ -132,7 +132,6 @@ class Serve:
             raise UsageError(
                 f"{error}; the server needs more packages: pip install 'pyllama-mtp[serve]'"
             ) from None
-        from pyllama_mtp.images import free_at_once
         from pyllama_mtp.llama import native
 
         key = args.api_key or os.environ.get(KEY_VARIABLE) or None
@@ -154,7 +153,6 @@ class Serve:
                         raise
                     log.warning("prompts cannot have images: %s", error)
                     vision = None
-                free_at_once()
             limits = (generator.n_ctx, args.max_tokens)
             fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())
             name = args.name or "-".join(model.name.split())

@@ -22,7 +22,7 @@ from ..machine import Threads, available_memory
 from ..models.architectures import ARCHITECTURES
 from . import native
 from .batch import SEQ, Batch, Floats, Ints, KeptRow, State
-from .contextoptions import ContextOptions, Node, Trace
+from .contextoptions import ContextOptions
 from .devicestates import DeviceState, DeviceStates
 from .native import Exclusive, HostMemory, OfThisProcess, Owned, decode_error
 
@@ -99,7 +99,6 @@ class Context(Owned, OfThisProcess):
         self.model, self.options = model, options
         self._refuse_options()
         self._threads = self._own_threads()
-        self._trace = Trace(self.library) if options.trace else None
         self._weights = model.weights.hold()
         try:
             self._handle = self._create(target)
@@ -149,8 +148,6 @@ class Context(Owned, OfThisProcess):
             p.moe_cache_size = n_bytes
         p.abort_callback = lib.pyllama_abort_poll
         p.abort_callback_data = self._interrupt
-        if self._trace:
-            p.cb_eval, p.cb_eval_user_data = self._trace.callback, self._trace.data
         if target is not None:
             p.ctx_other = target.handle
         message = self._ffi.new("char[512]")
@@ -429,8 +426,6 @@ class Context(Owned, OfThisProcess):
 
     def _decode(self, batch: Batch, what: str, function: Any, *arguments: Any) -> None:
         """Call a function of the shim that decodes a batch."""
-        if self._trace:
-            self._trace.clear()
         self._rewind = {}
         self._settled = not (self.model.on_gpu or self.model.rpc_servers)
         n_rows = len(batch.tokens)
@@ -622,12 +617,6 @@ class Context(Owned, OfThisProcess):
             if self.options.tap == "outputs":
                 n = int(np.count_nonzero(self.last_outputs))
         return self.view(pointer, n * self.model.n_embd).reshape(n, self.model.n_embd)
-
-    def nodes(self) -> list[Node]:
-        """Graph nodes of the last decode, in order; needs ``trace=True``."""
-        if not self._trace:
-            raise UsageError("the context was made without trace=True")
-        return self._trace.nodes()
 
     # -- sequences in the cache --------------------------------------------------------------------
 

@@ -1,16 +1,11 @@
-"""The parameters of one llama.cpp context, and records of the graph nodes that it computes."""
+"""The parameters of one llama.cpp context."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import UsageError
 from ..settings import RopeScaling
-
-if TYPE_CHECKING:
-    from .native import Library
-
 
 _CTX_PADDING = 256  # upstream src/llama-context.cpp: cparams.n_ctx = GGML_PAD(cparams.n_ctx, 256)
 
@@ -45,7 +40,6 @@ class ContextOptions:
         slice: run the last layer and the final norm for output rows only. (A context that drafts
             computes every row.)
         rope: how positions become angles; the same for target and draft.
-        trace: record the graph nodes of every decode; see :meth:`.Context.nodes`.
     """
 
     n_ctx: int
@@ -67,7 +61,6 @@ class ContextOptions:
     unified: bool = False
     slice: bool = True
     rope: RopeScaling = field(default_factory=RopeScaling)
-    trace: bool = False
 
     def fill(self, lib: Any, params: Any) -> None:
         """Write these values into a ``struct llama_context_params``."""
@@ -94,54 +87,3 @@ class ContextOptions:
             p.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
         elif self.with_mtp:
             p.ctx_type = lib.LLAMA_CONTEXT_TYPE_WITH_MTP
-
-
-# -- the graph nodes of a decode -------------------------------------------------------------------
-
-
-#: Nodes that one decode may have; a 64-layer model has about 4,000 per graph.
-CAPACITY = 200_000
-
-
-@dataclass(frozen=True)
-class Node:
-    """A graph node.
-
-    Attributes:
-        name: llama.cpp's name for it, such as "result_output" or "mtp_attn_out-6".
-        op: ggml's operation, such as "MUL_MAT".
-        shape: ggml's order: columns first, then rows.
-    """
-
-    name: str
-    op: str
-    shape: tuple[int, int, int, int]
-
-    @property
-    def rows(self) -> int:
-        """The second dimension: tokens, in a two-dimensional tensor."""
-        return self.shape[1]
-
-
-class Trace:
-    """Records nodes by llama.cpp's evaluation callback; nothing is computed differently."""
-
-    def __init__(self, library: Library) -> None:
-        ffi = library.ffi
-        self._text = library.text
-        self._nodes = ffi.new("struct pyllama_node[]", CAPACITY)
-        self.data = ffi.new("struct pyllama_trace *", {"node": self._nodes, "capacity": CAPACITY})
-        self.callback = library.lib.pyllama_trace_node
-
-    def clear(self) -> None:
-        """Forget the recorded nodes."""
-        self.data.n = 0
-
-    def nodes(self) -> list[Node]:
-        """The nodes. Raises UsageError if there were too many to record."""
-        if self.data.n > CAPACITY:
-            raise UsageError(f"{self.data.n} graph nodes in one decode; {CAPACITY} can be recorded")
-        return [
-            Node(self._text(n.name), self._text(n.op), tuple(n.ne))
-            for n in self._nodes[0 : self.data.n]
-        ]

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from pyllama_mtp import machine
 from pyllama_mtp import settings as settings_module
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
+from pyllama_mtp.llama.contextoptions import padded
 from pyllama_mtp.measure.figures import Sample
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import DRAFT_AXES, Key, Kind, Plan
@@ -402,8 +403,7 @@ class Matrix:
     def _n_ctx(self, size: int, n_context: int) -> int:
         """The context of the cells of a size after so many tokens."""
         needed = n_context + self.plan.context_needed(size or self._longest)
-        padded = -(-needed // 256) * 256  # as llama.cpp pads contexts
-        return self._settings.n_ctx or min(padded, self._model.n_ctx_train)
+        return self._settings.n_ctx or min(padded(needed), self._model.n_ctx_train)
 
 
 def brief(reason: str) -> str:

@@ -8,7 +8,6 @@ library has a process of its own, which waits at a pipe between two requests and
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -365,7 +364,7 @@ class LibraryProcess:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         self._waiting = True
-        with contextlib.suppress(BrokenPipeError):  # _answer() will raise
+        with suppress(BrokenPipeError):  # _answer() will raise
             self._pipe.send((method, arguments))
         return self._answer()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import hmac
 import logging
 import math
@@ -70,7 +69,7 @@ from .connections import Connection, Guard, close_late, most_unfinished
 from .fetch import fetch_images
 from .generator import Generator, Metrics
 from .messages import MessagesReply, read_messages
-from .reading import GONE, Reader
+from .reading import GONE, Reader, free_at_once
 from .responses import ResponsesReply, read_responses
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
@@ -85,10 +84,6 @@ ABSENT = {
     "batches": "batches",
     "fine_tuning": "fine-tuning",
 }
-#: For glibc's mallopt(), so that what bodies took goes back to the system: M_ARENA_MAX, areas from
-#: which threads allocate, since what is freed stays with one; M_MMAP_THRESHOLD, bytes from which an
-#: allocation is returned by itself, which would rise to 32 MiB; M_TRIM_THRESHOLD, of free bytes.
-ALLOCATION = {-8: 2, -3: 2 << 20, -1: 8 << 20}
 #: Requests that are prepared at once.
 THREADS = 200
 #: The page to chat with, which may reach this server only.
@@ -522,9 +517,7 @@ def serve(
         grace_s: seconds that running answers may go on after the signal.
         ready: called before the first request is taken.
     """
-    with contextlib.suppress(AttributeError):  # of glibc only
-        for option, value in ALLOCATION.items():
-            ctypes.CDLL(None).mallopt(option, value)
+    free_at_once()
     server = Server(app, generator, grace_s)
     generator.start()
     try:

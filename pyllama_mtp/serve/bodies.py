@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
@@ -146,6 +147,14 @@ class Strict(BaseModel):
     """A part of a request that refuses unknown parameters."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first(cls, given: Any) -> Any:
+        """Of more parameters than there are, the first ones, of which one is unknown: an error for
+        each would take long. No parameter has more than two names."""
+        most = 2 * len(cls.model_fields) + 1
+        return dict(islice(given.items(), most)) if isinstance(given, dict) else given
 
 
 class StreamOptions(Strict):
@@ -520,13 +529,14 @@ def _explained(error: ValidationError) -> ApiError:
     found = error.errors(include_url=False)
     # Of a union, the closest alternative.
     first = max(found, key=lambda one: (one["type"] == "extra_forbidden", len(one["loc"])))
-    *outer, last = map(str, first["loc"] or [""])
-    words = [*(word for word in outer if "[" not in word), last]  # without alternatives of unions
+    words = [*map(str, first["loc"])]
+    if words[2:3] == ["content"]:  # pydantic names the alternative, and the type after the index
+        del words[5:6], words[3:4]
     if first["type"] == "extra_forbidden":
         return unsupported(".".join(words))
     if first["type"] == "union_tag_invalid":
         return unsupported_content(first["ctx"]["tag"], ".".join(words[:-1]))
-    name = words[0] or None
+    name = words[0] if words else None
     where = ".".join(words) if name == "messages" else name
     if first["type"] in ("missing", "union_tag_not_found"):
         where = where if first["type"] == "missing" else f"{where}.type"

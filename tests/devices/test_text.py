@@ -26,9 +26,9 @@ from ..regression.support import (
     decode,
     engine_of,
     greedy,
-    plain_context,
     settings,
 )
+from ..regression.traced import Traced
 from ..workers import worker
 from .conftest import N_TOKENS, Pair, plain_text
 
@@ -125,7 +125,7 @@ def test_a_prompt_without_drafts_is_cut_before_the_last_ffn(
     demo_pair: Pair, with_mtp: bool
 ) -> None:
     prompt = demo_pair.prompts[0]
-    with plain_context(demo_pair.there, with_mtp=with_mtp, trace=True) as context:
+    with Traced(demo_pair.there, ContextOptions(512, 512, 512, 1, with_mtp=with_mtp)) as context:
         decode(context, prompt)
         assert [n.rows for n in context.nodes() if n.name == "norm"] == [
             len(prompt) if with_mtp else 1

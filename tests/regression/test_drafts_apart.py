@@ -29,6 +29,7 @@ from ..marks import usual
 from ..trimmed import head_rows
 from .support import N_CTX, alone, settings
 from .test_architectures import N_BLOCKS, Recorded, prompt_of
+from .traced import Traced
 
 APART = [name for name, one in ARCHITECTURES.items() if not one.in_trunk]
 #: Of contexts that take a whole text at once.
@@ -133,15 +134,15 @@ def test_the_lm_head_runs_for_rows_that_are_read(other: Model) -> None:
     """In the trunk for the last row of a prompt, in the MTP head for none of them."""
     tokens, outputs = np.array(prompt_of(other, 40), np.int32), last(40)
 
-    def n_rows(context: Context) -> int:
+    def n_rows(context: Traced) -> int:
         wide = (node for node in context.nodes() if node.shape[0] == other.n_vocab)
         return sum(node.rows for node in wide if node.op == "MUL_MAT")
 
-    own = ContextOptions(**WHOLE, mtp_head=True, tap="outputs", trace=True)
-    with Context(other, ContextOptions(**WHOLE, tap="all", trace=True)) as target:
+    own = ContextOptions(**WHOLE, mtp_head=True, tap="outputs")
+    with Traced(other, ContextOptions(**WHOLE, tap="all")) as target:
         target.decode(tokens, 0, outputs)
         assert n_rows(target) == 1
-        with Context(other, own, target=target) as head:
+        with Traced(other, own, target=target) as head:
             for wanted in (np.zeros(40, np.int8), outputs):
                 head.clear()
                 head.decode(tokens, 0, wanted, target.hidden_rows())

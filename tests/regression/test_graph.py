@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.llama.contextoptions import Node
 
 from .support import made_up
 from .test_greedy_tokens import REQUESTED, in_graphs, marks_of
 from .test_greedy_tokens import N as N_TOKENS
+from .traced import Node
 from .twocontexts import rows_of, trunk, turns
 
 #: Sizes that are no dimension of either model, so that a shape shows what it is made of.

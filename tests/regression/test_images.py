@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
+from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.images import Pixels
 from pyllama_mtp.llama.batch import Batch
@@ -107,13 +107,16 @@ def test_drafts_change_no_text(demo: Model, vision: Vision) -> None:
 
 
 def test_a_batch_of_chats(demo: Model, vision: Vision) -> None:
-    """Chats with images, together; the figures count all images."""
-    parts = [{"type": "image", "image": PICTURES["a"]}, {"type": "text", "text": "What?"}]
+    """Chats with images, together; the second one's beginning is a copy, as good as the first; the
+    figures count all images."""
+    parts = [{"type": "image", "image": PICTURES["a"]}, {"type": "text", "text": "What? " * 40}]
     asked = [{"role": "user", "content": parts}]
     with BatchSession(demo, SETTINGS, 2, vision=vision) as batch:
-        found = batch.chat([asked, asked], max_tokens=8).run()
+        found = batch.chat([asked, asked], max_tokens=8, sampling=Sampling()).run()
     assert [one.telemetry.n_image_tokens for one in found.results] == [15, 15]
     assert found.telemetry.n_image_tokens == 30
+    assert found[0].telemetry.n_cached == 0 < found[1].telemetry.n_cached
+    assert found[0].tokens == found[1].tokens
 
 
 def test_too_much_is_refused_before_it_is_encoded(

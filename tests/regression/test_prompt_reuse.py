@@ -22,6 +22,7 @@ from pyllama_mtp.errors import (
 
 from ..adapters import trunk, write_adapter
 from ..marks import usual
+from . import kvstate
 from .kvstate import KVState
 from .support import N_UBATCH, assert_same_tokens, cached, engine_of, scaled, settings
 from .twocontexts import draft_state
@@ -153,6 +154,18 @@ def test_in_upstreams_way_drafting_goes_on_from_where_it_was_left(
         run(session, [*held, *text[70:100]], draft=False)
         got = check_like_fresh(session, [*cached(session), *text[100:110]], gap)
         assert got.telemetry.n_cached == 64, "the last checkpoint that has its hidden row"
+
+
+def test_a_copy_has_no_more_of_the_draft_cache_than_is_of_its_text(
+    demo: Model, text: list[int]
+) -> None:
+    """What the text before has left there stays behind."""
+    with Session(demo, settings(3, prompt_sync="full")) as session:
+        run(session, text[:97])
+        run(session, [*text[:79], *text[120:150]], draft=False)
+        copy = session.copy()
+    assert copy.draft and copy.draft_n_past == 79
+    assert len(kvstate.parse(copy.draft, mrope=True).positions) == 79
 
 
 # -- ahead of time, and in a file ------------------------------------------------------------------

@@ -15,13 +15,14 @@ import numpy.typing as npt
 from pyllama_mtp import Model, Session
 from pyllama_mtp.llama.batch import Batch, Floats, Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.contextoptions import ContextOptions, Node
+from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.llama.drafts import compute_drafts
 from pyllama_mtp.llama.native import Owned
 
 from . import kvstate
 from .kvstate import KVState
 from .support import N_BATCH, N_CTX, N_UBATCH, engine_of, made_up, scaled
+from .traced import Node, Traced
 
 Marks = npt.NDArray[np.int8]
 #: Logits have a standard deviation of 1 to 3; see support.rounding().
@@ -43,11 +44,12 @@ CACHES = [
 ]
 
 
-def context(model: Model, **options: object) -> Context:
-    """A context with_mtp unless `options` say otherwise."""
+def context(model: Model, trace: bool = False, **options: object) -> Context:
+    """A context with_mtp unless `options` say otherwise; with `trace` one that records nodes."""
     chosen = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
     chosen |= {"n_outputs_max": N_BATCH, "with_mtp": True, **options}
-    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
+    kind = Traced if trace else Context
+    return kind(model, ContextOptions(**chosen))  # type: ignore[arg-type]
 
 
 def trunk(model: Model, **options: object) -> Context:

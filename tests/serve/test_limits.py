@@ -12,9 +12,19 @@ import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 
 from pyllama_mtp import calibration
 from pyllama_mtp.drafting.depth import Costs, DepthController, Outcomes, round_time
+from pyllama_mtp.serve.bodies import (
+    ApiError,
+    ChatBody,
+    CompletionBody,
+    Message,
+    Strict,
+    TextPart,
+    parse,
+)
 
 from .conftest import LIMIT_S, NAME, Running, Start
 from .support import chat, question
@@ -29,8 +39,8 @@ CALL = {"function": {"name": "f", "arguments": "{"}}
 NO_JSON = [*chat("x"), {"role": "assistant", "tool_calls": [CALL]}]
 
 
-def part(kind: Any) -> list[Any]:
-    return [{"role": "user", "content": [{"type": kind}]}]
+def part(kind: Any, **more: Any) -> list[Any]:
+    return [{"role": "user", "content": [{"type": kind, **more}]}]
 
 
 #: Path, body, parameter that is named (None: none), words.
@@ -54,6 +64,11 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("chat", {"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role", "'judge'"),
     ("chat", {"messages": [{"role": "usr", "content": "x"}]}, "messages.0.role", "mean 'user'?"),
     ("chat", {"messages": AUDIO}, "messages.0.content", "'input_audio' is not supported"),
+    ("chat", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "content is 5:"),
+    ("chat", {"messages": part("text", text=5)}, "messages.0.content.0.text", "0.text is 5:"),
+    ("chat", {"messages": part("text", text="x", tepid=1)}, "messages.0.content.0.tepid", "tepid"),
+    ("chat", {"messages": part("image_url", image_url={})}, None, "content.0.image_url.url'"),
+    ("chat", {"messages": part("text")}, None, "'messages.0.content.0.text' is required"),
     ("chat", {**CHAT, "continue_final_message": True}, "messages", "message of the assistant"),
     ("chat", {**CHAT, NO_PROMPT: False}, NO_PROMPT, "continue_final_message"),
     # -- forms of answers
@@ -97,6 +112,16 @@ def test_bad_requests(shared: Running, kind: str, body: Any, param: str | None, 
     assert got.status_code == 400, error
     assert words in error["message"] and error["type"] == "invalid_request_error"
     assert param is None or error["param"].startswith(param)
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, Message, TextPart])
+def test_of_many_unknown_parameters_the_first_is_named(kind: type[Strict]) -> None:
+    """There is no error for each of them."""
+    with pytest.raises(ValidationError) as many:
+        kind.model_validate({f"name {i}": i for i in range(60_000)})
+    assert many.value.error_count() < 200
+    with pytest.raises(ApiError, match="'name 0' is not supported"):
+        parse(kind, dict.fromkeys([*kind.model_fields, *(f"name {i}" for i in range(999))], 1))
 
 
 @pytest.mark.parametrize(

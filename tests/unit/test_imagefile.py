@@ -82,7 +82,8 @@ def test_threads_keep_no_images(run_python: RunPython) -> None:
 import io, threading
 import numpy as np
 from PIL import Image
-from pyllama_mtp.images import free_at_once, pixels_of
+from pyllama_mtp.images import pixels_of
+from pyllama_mtp.serve.reading import free_at_once
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 free_at_once()

@@ -79,7 +79,7 @@ def always(form: Form, text: str, **options: Any) -> Found:
     return found[0]
 
 
-SOURCE = 'def f():\n    return "</parameter>\n"  # é \\ \t'
+SOURCE = 'def f():\n    return "</parameter>\n"  # é \\ \t\n'
 GOOD: list[tuple[Form, str, str, list[tuple[str, Any]]]] = [
     (
         "xml",
