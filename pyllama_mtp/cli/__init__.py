@@ -120,7 +120,7 @@ _EPILOG = """\
 examples:
   pyllama-mtp doctor             is everything in order?
   pyllama-mtp generate --chat "What does str.split() do?"
-  pyllama-mtp matrix --report page     two minutes: what MTP gains here
+  pyllama-mtp matrix --report page     a first look: what MTP gains here
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1024,8192
 
 pyllama-mtp COMMAND --help explains a command.

@@ -47,7 +47,7 @@ class Doctor:
             const="",
             metavar="FILE",
             help="add how busy the machine is, and a matrix of this model; without one that of "
-            "'pyllama-mtp matrix' (two minutes; writes half a gigabyte once)",
+            "'pyllama-mtp matrix' (at least 3 repeats; writes half a gigabyte once)",
         )
 
     @staticmethod

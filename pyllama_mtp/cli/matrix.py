@@ -9,9 +9,10 @@ taken within each repeat. The table goes to stdout, every finished sample to
 on from there.
 
 Without --model, --prompt-sizes, --depths and --image, the command is a first
-look of two minutes: a model of the Qwen3.5-0.8B shape with random weights,
-written once to ~/.cache (half a gigabyte), then the demo model.
-docs/measuring.md has the rest.
+look: a model of the Qwen3.5-0.8B shape with random weights, written once to
+~/.cache (half a gigabyte), then the demo model. At least 3 repeats of 512
+tokens of prompt and 128 of answer; no further one begins after 75 seconds of
+measuring. docs/measuring.md has the rest.
 
 examples:
   pyllama-mtp matrix --report page
@@ -111,7 +112,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--repeat",
         metavar="R",
         help=f"samples per cell (default: {REPEAT}; for the demo model up to {DEMO_REPEAT}, as "
-        "many as fit into 4 min 30 s; in a first look into 75 s)",
+        "many as fit into 4 min 30 s; in a first look at least 3, and as many as fit into 75 s)",
     )
     add_budget_option(group)
     group.add_argument(
