@@ -107,7 +107,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories, self.stop_at = repositories, 0
         self.stopped, self.go_on = threading.Event(), threading.Event()
         self.ranges: list[str | None] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def environment(self, folder: Path) -> dict[str, str]:
         host, port = self.server_address[:2]
