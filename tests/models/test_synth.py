@@ -45,6 +45,14 @@ def test_every_type_is_valid(shape: str, tensor_type: str, tmp_path: Path) -> No
         assert np.isfinite(values).all(), tensor.name
 
 
+def test_the_vocabulary_of_a_file(demo: Model, demo_file: Path, tmp_path: Path) -> None:
+    text = demo.apply_chat_template([{"role": "user", "content": "Grüße, import os\n"}])
+    with Model(write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", vocab=demo_file)) as model:
+        assert model.tokenize(text, parse_special=True) == demo.tokenize(text, parse_special=True)
+        assert model.chat_template == demo.chat_template
+
+
+@pytest.mark.long
 def test_a_real_vocabulary(real_vocabulary: Path, tmp_path: Path) -> None:
     """Texts become the tokens that the pin's own tests expect."""
     path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", vocab=real_vocabulary)

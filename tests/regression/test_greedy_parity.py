@@ -77,7 +77,7 @@ def test_demo_model(
     assert equal >= 0.9 * len(prompts), "rounding may part a rare pair, not one in ten"
 
 
-@pytest.mark.parametrize("n_sequences", [1, 3])
+@pytest.mark.parametrize("n_sequences", usual(3, long=[1]))
 @pytest.mark.parametrize("rollback", ["snapshot", "replay"])
 def test_mixture_of_experts(moe: Model, rollback: str, n_sequences: int) -> None:
     """Random weights: hardly a draft is right, so this is about rejection; edges included."""
