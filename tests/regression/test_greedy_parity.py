@@ -57,7 +57,7 @@ def held(telemetry: Telemetry) -> list[list[bool]]:
     return rounds
 
 
-USUAL = [(1, "snapshot"), (3, "replay"), (6, "snapshot")]
+USUAL = [(3, "replay"), (6, "snapshot")]
 ALL = {(depth, rollback) for depth in range(1, 7) for rollback in ("snapshot", "replay")}
 
 

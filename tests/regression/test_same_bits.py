@@ -74,7 +74,7 @@ def rows(context: Context, state: bytes, split: list[int]) -> Floats:
 
 @pytest.mark.parametrize(
     "options",
-    usual({}, {"type_k": "q8_0", "type_v": "q8_0"}, long=[{"flash_attn": "off"}]),
+    usual({}, long=[{"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": "off"}]),
     ids=["f16-cache", "q8_0-cache", "no-flash-attention"],
 )
 def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> None:
