@@ -24,6 +24,8 @@ from typing import IO, Any
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # here, so that a forked child has it already
+#: A child's exit code when what it was asked for cannot be.
+REFUSED = 3
 _CHILD = (
     "import sys; sys.path[:] = filter(None, sys.path); import json; "  # not what lies here
     "sys.path[:] = json.loads(sys.argv[1]); "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import inspect
@@ -56,6 +55,8 @@ async def _from_thread(pieces: Iterator[Item], stop: Callable[[], None]) -> Asyn
     Args:
         stop: called in the thread when the consumer has stopped; then the session is free again.
     """
+    import asyncio  # whoever has an event loop has it; others need not wait for it
+
     loop, end = asyncio.get_running_loop(), object()
     with ThreadPoolExecutor(1, "pyllama-mtp generation") as thread:
         try:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .marks import usual
+
 if TYPE_CHECKING:
     from pyllama_mtp import Model
 
@@ -235,9 +237,9 @@ def loaded(file: str) -> Any:
 demo, moe, qwen3next = map(loaded, ("demo_file", "moe_file", "next_file"))
 
 
-@pytest.fixture(params=["demo", "moe", "qwen3next"])
+@pytest.fixture(params=usual("demo", "qwen3next", long=["moe"]))
 def model(request: pytest.FixtureRequest) -> Model:
-    """A dense model, a mixture of experts, and another architecture."""
+    """A dense model, and another architecture; among the long tests a mixture of experts, too."""
     found: Model = request.getfixturevalue(request.param)
     return found
 

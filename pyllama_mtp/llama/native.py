@@ -281,8 +281,10 @@ _NO_MEMORY = re.compile(r"alloc|memory|mem_buffer|!= NULL|address space")
 def pyllama_on_log(level: int, text: Any, user_data: Any) -> None:
     """libllama's log lines go to the logger "pyllama_mtp.llama.native" (its INFO is our DEBUG)."""
     assert _loaded is not None
-    line = _loaded.text(text).rstrip("\n")
     number = _LEVELS.get(level, logging.DEBUG)
+    if not log.isEnabledFor(number) and number < logging.ERROR:
+        return  # hundreds of lines for each context
+    line = _loaded.text(text).rstrip("\n")
     if number >= logging.ERROR and line:
         pending.errors.append(line)
         del pending.errors[:-4]

@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,16 +82,19 @@ def stdlib_texts() -> Iterator[str]:
 def docstrings() -> Iterator[str]:
     """The docstrings of :data:`STDLIB_MODULES`, module by module; then the sources, so that long
     prompts do not run out of text."""
-    for source in stdlib_texts():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other Python versions deprecate other syntax
-            nodes = ast.walk(ast.parse(source))
-        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        texts = [ast.get_docstring(node) for node in nodes if isinstance(node, documented)]
-        found = [text for text in texts if text and len(text) >= _LEAST_DOCSTRING]
-        if found:
-            yield "\n\n".join(found) + "\n\n"
+    yield from filter(None, map(_documentation, stdlib_texts()))
     yield from stdlib_texts()
+
+
+@cache
+def _documentation(source: str) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other Python versions deprecate other syntax
+        nodes = ast.walk(ast.parse(source))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) for node in nodes if isinstance(node, documented)]
+    found = [text for text in texts if text and len(text) >= _LEAST_DOCSTRING]
+    return "\n\n".join([*found, ""]) if found else ""
 
 
 class Workload:

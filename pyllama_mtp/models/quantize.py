@@ -2,8 +2,8 @@
 
 A file type such as q4_k_m is a mixture: the library chooses a type for each tensor. It is called
 twice: first for a dry run, whose choices are checked before anything is written, then to write. It
-runs in a process of its own, because it cannot be interrupted, and because an assertion that fails
-on one of its threads ends the process.
+runs in a process of its own (:mod:`..quantizechild`), because it cannot be interrupted, and because
+an assertion that fails on one of its threads ends the process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -59,7 +58,6 @@ WEIGHT_TYPES = {
 _SIZES = {name: (n_elements, n_bytes) for name, n_elements, n_bytes in TENSOR_TYPES.values()}
 _NUMBERS = {name: number for number, (name, *_) in TENSOR_TYPES.items()}
 _WORTH_THREADS = 1 << 18  # bytes of rows; starting threads takes as long as converting fewer
-_BUFFERS = 512 << 20  # bytes of rows that the library holds at once
 _TENSOR = re.compile(r"\[ *\d+/ *\d+\] (\S+) +- \[.*\], type = +(\w+),")
 _CHOSEN = re.compile(r"size = .*\((\w+)\)$")
 
@@ -284,7 +282,7 @@ def _library(request: dict[str, Any]) -> Generator[str, None, None]:
         PyllamaMtpError: its process ended in another way.
     """
     with subprocess.Popen(
-        child.command(f"{__name__}:serve", request),
+        child.command("pyllama_mtp.quantizechild:serve", request),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -301,7 +299,7 @@ def _library(request: dict[str, Any]) -> Generator[str, None, None]:
             process.kill()
             raise
     words = child.last_words("; ".join(said))
-    if process.returncode == _REFUSED:
+    if process.returncode == child.REFUSED:
         raise UsageError(f"{request['source']} cannot be quantized: {words}")
     if process.returncode:
         raise PyllamaMtpError(f"the process that quantizes ended ({process.returncode}): {words}")
@@ -315,34 +313,3 @@ def _lines(file: IO[str], said: list[str]) -> Iterator[str]:
             yield text
         elif text or level:
             said.append((text or level).removeprefix("llama_model_quantize: "))
-
-
-_REFUSED = 3
-
-
-def serve(request: dict[str, Any]) -> int:
-    """Call the library in the new process; returns the exit code."""
-    logging.basicConfig(stream=sys.stdout, format="%(levelname)s\t%(message)s")
-
-    from pyllama_mtp.llama import native
-
-    log.setLevel(logging.DEBUG)
-    library = native.load()
-    ffi, lib = library.ffi, library.lib
-    kept = [
-        (ffi.new("char[]", pattern.encode()), kind) for pattern, kind in request.get("head", ())
-    ]
-    params = ffi.new(
-        "struct llama_model_quantize_params *", lib.llama_model_quantize_default_params()
-    )
-    params.ftype = request["ftype"]
-    params.nthread = request.get("n_threads", 0)
-    params.dry_run = request.get("dry_run", False)
-    params.allow_requantize = request.get("requantize", True)
-    params.max_buf_size = _BUFFERS
-    overrides = ffi.new("struct llama_model_tensor_override[]", [*kept, (ffi.NULL, 0)])
-    params.tt_overrides = overrides
-    code = lib.llama_model_quantize(
-        os.fsencode(request["source"]), os.fsencode(request["target"]), params
-    )
-    return _REFUSED if code else 0

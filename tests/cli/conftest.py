@@ -14,6 +14,7 @@ from pyllama_mtp import Generation, Model, Settings
 #: A matrix of 8 samples; later options replace these.
 SMALL = (
     *("matrix", "--model", "folder/m.gguf", "--prompt-sizes", "24,48"),
+    *("--n-ubatch", "64"),  # contexts of the usual size take twice as long to make
     *("--depths", "0,2", "--max-tokens", "6", "--repeat", "2", "--threads", "1"),
 )
 

@@ -91,9 +91,8 @@ def test_matrix(cli: Cli, arguments: list[str], message: str) -> None:
     assert not Path("matrix.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
+def test_what_was_meant_is_said(cli: Cli) -> None:
+    for arguments, hint in (
         (
             ["generate", "--hf-repo", "a/b", "x"],
             "--hf-repo of llama.cpp is here --model: -m hf:OWNER/REPO",
@@ -102,10 +101,8 @@ def test_matrix(cli: Cli, arguments: list[str], message: str) -> None:
         (["serve", "--prot", "1"], "see pyllama-mtp serve --help\ndid you mean --port?"),
         (["generate", "hi", "there"], 'needs quotes: pyllama-mtp generate "hi there"'),
         (["generate", "--stats", "a", "b", "c"], 'needs quotes: pyllama-mtp generate "a b c"'),
-    ],
-)
-def test_what_was_meant_is_said(cli: Cli, arguments: list[str], hint: str) -> None:
-    refused(cli(*arguments), hint)
+    ):
+        refused(cli(*arguments), hint)
 
 
 def test_no_hint_where_nothing_is_known(cli: Cli) -> None:

@@ -38,9 +38,9 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("names", "quant", "files"),
-    [
+def test_a_quant_names_a_model() -> None:
+    """The only model needs no quant."""
+    for names, quant, files in (
         (FILES, None, ["Qwen-Q4_K_M.gguf"]),
         (FILES, "q4_k_m", ["Qwen-Q4_K_M.gguf"]),
         (FILES, "UD-Q4_K_M", ["Qwen-UD-Q4_K_M.gguf"]),
@@ -49,27 +49,21 @@ FILES = [
         (FILES, "*BF16*", [f"BF16/Qwen-BF16-0000{i}-of-00002.gguf" for i in (1, 2)]),
         (FILES, "BF16", [f"BF16/Qwen-BF16-0000{i}-of-00002.gguf" for i in (1, 2)]),
         (["x.gguf", "mtp-x.gguf"], None, ["x.gguf"]),
-    ],
-)
-def test_a_quant_names_a_model(names: list[str], quant: str | None, files: list[str]) -> None:
-    """The only model needs no quant."""
-    assert choose("o/r", names, quant) == files
+    ):
+        assert choose("o/r", names, quant) == files
 
 
-@pytest.mark.parametrize(
-    ("names", "quant", "message"),
-    [
+def test_what_is_not_clear_is_listed() -> None:
+    for names, quant, message in (
         (FILES, "Q8_0", "no Q8_0.*BF16/Qwen-BF16\n  Qwen-Q4_K_M\n  Qwen-UD-Q4_K_M$"),
         (FILES, "Q3_K_M", "no Q3_K_M"),
         (["a-Q8_0.gguf", "a-F16.gguf"], None, "no Q4_K_M; .*:QUANT"),
         (["a-Q8_0.gguf", "b-Q8_0.gguf"], "Q8_0", "several Q8_0"),
         (["a.safetensors", "mtp-a.gguf"], None, "no .gguf model"),
-    ],
-)
-def test_what_is_not_clear_is_listed(names: list[str], quant: str | None, message: str) -> None:
-    with pytest.raises(HubQuantError) as caught:
-        choose("o/r", names, quant)
-    assert re.search(message, str(caught.value), re.S)
+    ):
+        with pytest.raises(HubQuantError) as caught:
+            choose("o/r", names, quant)
+        assert re.search(message, str(caught.value), re.S)
 
 
 def test_the_head_that_is_most_like_the_model() -> None:
@@ -107,7 +101,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories, self.stop_at = repositories, 0
         self.stopped, self.go_on = threading.Event(), threading.Event()
         self.ranges: list[str | None] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def environment(self, folder: Path) -> dict[str, str]:
         host, port = self.server_address[:2]

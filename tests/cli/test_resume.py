@@ -21,8 +21,8 @@ def test_resume_measures_what_is_missing(watched: Watched, cli: Cli) -> None:
     assert watched.n_open == 0
     path = Path("matrix.jsonl")
     before = path.read_bytes()
-    refused = cli(*SMALL, "--resume", "--n-ubatch", "64")
-    assert refused.code == 2 and "--resume: settings.n_ubatch was 'auto'" in refused.err
+    refused = cli(*SMALL, "--resume", "--n-ubatch", "32")
+    assert refused.code == 2 and "--resume: settings.n_ubatch was 64" in refused.err
     assert path.read_bytes() == before
     result = cli(*SMALL, "--resume")
     assert result.code == 0

@@ -25,7 +25,7 @@ from ..cli.conftest import Watched, interrupt
 
 HEADER: Any = SimpleNamespace(run="r")
 PLAN = Plan(sizes=(20, 40), depths=(0, 2, 3), max_tokens=9, repeat=2)
-SETTINGS = Settings(n_threads=1)
+SETTINGS = Settings(n_threads=1, n_ubatch=64)
 
 
 def make(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pyllama_mtp.errors import UsageError
@@ -51,9 +49,8 @@ def test_nobody_is_always_first_and_neighbours_change_sides() -> None:
     assert orders[1] == orders[0][::-1]
 
 
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
+def test_plans_that_make_no_sense_are_refused() -> None:
+    for plan, message in (
         (((), (0,), 1, 1), "no prompt sizes"),
         (((5,), (), 1, 1), "no depths"),
         (((5,), ("auto", "auto"), 1, 1), "depths auto, auto name one value twice"),
@@ -73,11 +70,9 @@ def test_nobody_is_always_first_and_neighbours_change_sides() -> None:
             ((5,), (0,), 1, 1, {}, ("text",), ("llama-bench", "a"), ("llama-bench",)),
             "libraries and peers llama-bench, a, llama-bench name one value twice",
         ),
-    ],
-)
-def test_plans_that_make_no_sense_are_refused(plan: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Plan(*plan)
+    ):
+        with pytest.raises(UsageError, match=message):
+            Plan(*plan)
 
 
 def test_other_programs_stay_together_before_ours_or_after() -> None:
@@ -124,9 +119,8 @@ def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:
     assert plan.label(last) == "depth auto, cache type k q8_0, ngram off, p min 0.5"
 
 
-@pytest.mark.parametrize(
-    ("name", "word", "value"),
-    [
+def test_values_of_axes_are_words() -> None:
+    for name, word, value in (
         ("ngram", "off", False),
         ("n_ubatch", "256", 256),
         ("p_min", "0.5", 0.5),
@@ -138,10 +132,8 @@ def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:
         ("synthetic_acceptance", "0.8/0.7/0.6", (0.8, 0.7, 0.6)),
         ("synthetic_acceptance", "golden:qwen3.5", GOLDEN["golden:qwen3.5"]),
         ("synthetic_acceptance", "none", None),
-    ],
-)
-def test_values_of_axes_are_words(name: str, word: str, value: Any) -> None:
-    assert axis_value(name, word) == value and axis_words(value) == word
+    ):
+        assert axis_value(name, word) == value and axis_words(value) == word
 
 
 @pytest.mark.parametrize("name", ["ngram", "n_ubatch", "synthetic_acceptance"])

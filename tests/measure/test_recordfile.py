@@ -123,9 +123,9 @@ def test_published_results_are_read(results: Path) -> None:
     assert results.stem != "golden" or ngram == {"off"}
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_a_line_that_does_not_fit_is_refused_by_file_and_number(path: Path) -> None:
+    """The bad line stands in the middle of a file, and at its end."""
+    for line, message in (
         (b"not json", "damaged, not a line of JSON"),
         (b"\xff\xfe", "damaged"),
         (b"[1, 2]", "not a record of a matrix: no object with"),
@@ -139,18 +139,13 @@ def test_published_results_are_read(results: Path) -> None:
         ({**records.sample(1), "cell": {**records.cell(), "build": "x"}}, "no build 'x'"),
         (json.dumps(records.sample(1)).replace("4.0", "NaN").encode(), "damaged, not a line"),
         ({**records.sample(1), "sample": {}}, r"missing required field `n_prompt`"),
-    ],
-)
-def test_a_line_that_does_not_fit_is_refused_by_file_and_number(
-    path: Path, line: Any, message: str
-) -> None:
-    """The bad line stands in the middle of a file, and at its end."""
-    data = line if isinstance(line, bytes) else json.dumps(line).encode()
-    for after in ([], [records.sample(2)]):
-        write(path, records.run(), records.sample(0))
-        write(path, end=path.read_bytes() + data + b"\n" + b"".join(map(to_line, after)))
-        with pytest.raises(UsageError, match=rf"^{path}, line 3: .*{message}"):
-            read_cells(path)
+    ):
+        data = line if isinstance(line, bytes) else json.dumps(line).encode()
+        for after in ([], [records.sample(2)]):
+            write(path, records.run(), records.sample(0))
+            write(path, end=path.read_bytes() + data + b"\n" + b"".join(map(to_line, after)))
+            with pytest.raises(UsageError, match=rf"^{path}, line 3: .*{message}"):
+                read_cells(path)
 
 
 def test_an_unfinished_last_line_is_left_out_wherever_it_was_cut(path: Path) -> None:

@@ -45,6 +45,14 @@ def test_every_type_is_valid(shape: str, tensor_type: str, tmp_path: Path) -> No
         assert np.isfinite(values).all(), tensor.name
 
 
+def test_the_vocabulary_of_a_file(demo: Model, demo_file: Path, tmp_path: Path) -> None:
+    text = demo.apply_chat_template([{"role": "user", "content": "Grüße, import os\n"}])
+    with Model(write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", vocab=demo_file)) as model:
+        assert model.tokenize(text, parse_special=True) == demo.tokenize(text, parse_special=True)
+        assert model.chat_template == demo.chat_template
+
+
+@pytest.mark.long
 def test_a_real_vocabulary(real_vocabulary: Path, tmp_path: Path) -> None:
     """Texts become the tokens that the pin's own tests expect."""
     path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", vocab=real_vocabulary)
@@ -103,9 +111,8 @@ def test_memory_stays_bounded_on_a_large_file(run_python: RunPython, tmp_path: P
     assert path.stat().st_size > 250 << 20
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_arguments(tmp_path: Path) -> None:
+    for arguments, message in (
         ({"shape": "gpt-5"}, "unknown shape"),
         ({"tensor_type": "q3_k"}, "unknown type"),
         ({"tensor_type": "q4_k_m", "head_type": "q4_k_m"}, "unknown head type"),
@@ -128,13 +135,11 @@ def test_memory_stays_bounded_on_a_large_file(run_python: RunPython, tmp_path: P
         ({"head_noise": -0.1}, "head noise is -0.1"),
         ({"head_noise": math.nan}, "head noise is nan"),
         ({"head_noise": 0.1, "n_mtp": 0}, "n_mtp"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, object], message: str, tmp_path: Path) -> None:
-    call = {"shape": "tiny", "tensor_type": "f16", **arguments}
-    with pytest.raises(UsageError, match=message):
-        write_synthetic(tmp_path / "m.gguf", **call)  # type: ignore[arg-type]
-    assert not list(tmp_path.iterdir())
+    ):
+        call = {"shape": "tiny", "tensor_type": "f16", **arguments}
+        with pytest.raises(UsageError, match=message):
+            write_synthetic(tmp_path / "m.gguf", **call)  # type: ignore[arg-type]
+        assert not list(tmp_path.iterdir())
 
 
 #: Billions of weights, as llama.cpp prints them for the published files: without the head, with it.

@@ -58,7 +58,7 @@ class Served:
         return request.answer
 
 
-@pytest.fixture(params=usual("chain", "upstream's way", "auto", long=["plain", "replay"]))
+@pytest.fixture(params=usual("chain", "upstream's way", long=["auto", "plain", "replay"]))
 def served(demo: Model, request: pytest.FixtureRequest) -> Served:
     return Served(demo, request.param)
 

@@ -20,6 +20,7 @@ from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.sampling.sampler import MOST_CANDIDATES
 
+from ..marks import usual
 from .support import made_up, settings
 from .test_greedy_tokens import REQUESTED, N, edited, marks_of
 from .twocontexts import trunk
@@ -81,7 +82,7 @@ def test_none_were_asked_for(target: Context) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-@pytest.mark.parametrize("top_k", [1, 40, MOST_CANDIDATES])
+@pytest.mark.parametrize("top_k", usual(1, 40, long=[MOST_CANDIDATES]))
 def test_sampling_among_them_is_sampling_among_all(
     demo: Model, text: list[int], monkeypatch: pytest.MonkeyPatch, top_k: int, depth: int
 ) -> None:

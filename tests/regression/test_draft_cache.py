@@ -19,6 +19,7 @@ import pytest
 
 from pyllama_mtp import Model, Session
 
+from ..marks import usual
 from .kvstate import KVState
 from .support import EDGES, cached, engine_of, made_up, settings
 from .twocontexts import TOLERANCE, TwoContexts, draft_state, none, one_sequence, state
@@ -90,9 +91,9 @@ def test_after_a_prompt(
         check(session, cache)
 
 
-@SYNCS
+@pytest.mark.parametrize("sync", usual("kv", long=["full"]))
 @pytest.mark.parametrize("rollback", ["snapshot", "replay"])
-@pytest.mark.parametrize("depth", [1, 3, 6])
+@pytest.mark.parametrize("depth", usual(1, 6, long=[3]))
 def test_after_generation(
     demo: Model, text: list[int], depth: int, rollback: str, sync: str
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_quantized_cache_costs_its_rotation_only(model: Model, cache: str, rot
     assert products[1] - products[0] == added
 
 
+@pytest.mark.parametrize("model", ["demo", "moe", "qwen3next"], indirect=True)
 @pytest.mark.parametrize("slices", [True, False])
 def test_the_block_alone_is_upstreams(model: Model, slices: bool) -> None:
     """Run whole for every token, whatever the switch of the trunk says; that of qwen3next behind

@@ -13,6 +13,7 @@ from pyllama_mtp import Model
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafts import compute_drafts, draft_logits
 
+from ..marks import usual
 from .support import made_up
 from .test_round_at_once import round_of
 from .twocontexts import context, every, last, one_sequence
@@ -71,7 +72,7 @@ def outcome(found: Context, what: str, tapped: bool) -> list[object]:
     return left
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", usual(0, long=[1]))
 def test_as_built_anew(model: Model, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"n_rs_seq": DEPTH, "need_embd_pre_norm": True, "slice": True}
     with context(model, **options) as reused:

@@ -57,7 +57,7 @@ def held(telemetry: Telemetry) -> list[list[bool]]:
     return rounds
 
 
-USUAL = [(1, "snapshot"), (3, "replay"), (6, "snapshot")]
+USUAL = [(3, "replay"), (6, "snapshot")]
 ALL = {(depth, rollback) for depth in range(1, 7) for rollback in ("snapshot", "replay")}
 
 
@@ -77,7 +77,7 @@ def test_demo_model(
     assert equal >= 0.9 * len(prompts), "rounding may part a rare pair, not one in ten"
 
 
-@pytest.mark.parametrize("n_sequences", [1, 3])
+@pytest.mark.parametrize("n_sequences", usual(3, long=[1]))
 @pytest.mark.parametrize("rollback", ["snapshot", "replay"])
 def test_mixture_of_experts(moe: Model, rollback: str, n_sequences: int) -> None:
     """Random weights: hardly a draft is right, so this is about rejection; edges included."""

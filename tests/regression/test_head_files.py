@@ -51,8 +51,8 @@ def drafted(path: Path, head: Path | str | None, **options: Any) -> list[tuple[A
     "options",
     usual(
         {},
-        {"draft_vocab": 700},
         long=[
+            {"draft_vocab": 700},
             {"prompt_sync": "full"},
             {"cache_type_k": "q8_0", "cache_type_v": "q8_0"},
             {"draft_head_type": "q4_0", "draft_vocab": "full"},

@@ -18,7 +18,6 @@ from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
-from ..conftest import loading_at_once
 from ..marks import usual
 from ..plain import write_model
 from ..processes import RunPython
@@ -169,13 +168,11 @@ def test_kept_images_take_so_many_bytes(
 
 
 @pytest.mark.parametrize("arch", usual("llama", "mamba", long=["gemma3", "qwen3", "k2-horizon"]))
-def test_other_architectures_see(arch: str, tmp_path: Path) -> None:
+def test_other_architectures_see(at_once: None, arch: str, tmp_path: Path) -> None:
     """Models without M-RoPE take the rows one position after the other; drafts from the text, reuse
     and files work as after text."""
     texts, settings = [], dataclasses.replace(SETTINGS, ngram=True, n_ubatch=64)
-    with loading_at_once():
-        model = Model(write_model(tmp_path / f"{arch}.gguf", arch))
-    with model:
+    with Model(write_model(tmp_path / f"{arch}.gguf", arch)) as model:
         path = write_synthetic_mmproj(tmp_path / "mm.gguf", model.n_embd_inp)
         prompt = f"abc {HERE} abc {HERE} abc"
         images = [PICTURES["a"], PICTURES["b"]]
@@ -221,7 +218,7 @@ def test_refusals(demo: Model, vision: Vision) -> None:
         session.generate(text, images=images)
 
 
-@pytest.mark.parametrize("n_ubatch", [N_UBATCH, 61])
+@pytest.mark.parametrize("n_ubatch", usual(61, long=[N_UBATCH]))
 def test_an_answer_has_the_digits_of_a_fresh_one(
     demo: Model, vision: Vision, tmp_path: Path, n_ubatch: int
 ) -> None:

@@ -150,11 +150,13 @@ def walk(model: Model, seed: int, n_seqs: int = 1, n_rs_seq: int = 0, **options:
 
 
 @pytest.mark.parametrize("case", usual(*range(len(CACHES)), long=range(len(CACHES), 45)))
-def test_whatever_happens_to_sequences(model: Model, case: int) -> None:
-    """Every type of cache, with several sizes and places each in 45 cases."""
-    type_k, type_v, flash_attn = CACHES[case % len(CACHES)]
+def test_whatever_happens_to_sequences(request: pytest.FixtureRequest, case: int) -> None:
+    """Every type of cache with every model, with several sizes and places, in 45 cases."""
+    turn, kind = divmod(case, len(CACHES))
+    model = request.getfixturevalue(("demo", "moe", "qwen3next")[(turn + kind // 3) % 3])
+    type_k, type_v, flash_attn = CACHES[kind]
     options = {"type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
-    n_seqs, unified = PLACES[(case + case // len(CACHES)) % 3]
+    n_seqs, unified = PLACES[(turn + kind) % 3]
     n_ubatch, n_threads, n_rs_seq = SIZES[case % 5]
     options |= {"n_ubatch": n_ubatch, "n_threads": n_threads, "unified": unified}
     options |= {"hidden": ("post-norm", "pre-norm")[case % 2]}

@@ -147,9 +147,10 @@ def test_an_encoder_beside_the_model(mmproj: Path, demo: Model, tmp_path: Path) 
     assert find_mmproj("none/model.gguf") is None and find_mmproj("a\0/b") is None
 
 
-@pytest.mark.parametrize(
-    ("files", "best"),
-    [
+def test_which_of_several_encoders() -> None:
+    """The one with the model's name, or with none; F16 first. One of other models is taken only
+    where it is the only one: its name may be the base model's."""
+    for files, best in (
         (["mmproj-BF16", "mmproj-F16", "mmproj-F32"], "mmproj-F16"),
         (["mmproj-F32", "mmproj-model-bf16", "mmproj-Q8_0"], "mmproj-model-bf16"),
         (["mmproj-F16", "mmproj-Qwen-4B-Q8_0", "mmproj-Qwen-Q8_0"], "mmproj-Qwen-4B-Q8_0"),
@@ -158,10 +159,6 @@ def test_an_encoder_beside_the_model(mmproj: Path, demo: Model, tmp_path: Path) 
         (["mmproj-Base-4B-BF16", "mmproj-Base-4B-F16"], "mmproj-Base-4B-F16"),
         (["mmproj-Qwen-9B-F16", "mmproj-Qwen-27B-F16"], None),
         (["mtp-Qwen-4B-F16", "Qwen-4B-F16", "mmprojector"], None),
-    ],
-)
-def test_which_of_several_encoders(files: list[str], best: str | None) -> None:
-    """The one with the model's name, or with none; F16 first. One of other models is taken only
-    where it is the only one: its name may be the base model's."""
-    found = fitting_mmprojs("Qwen-4B-Q4_K_M.gguf", [f"{file}.gguf" for file in files])
-    assert (found or [None])[0] == (best and f"{best}.gguf")
+    ):
+        found = fitting_mmprojs("Qwen-4B-Q4_K_M.gguf", [f"{file}.gguf" for file in files])
+        assert (found or [None])[0] == (best and f"{best}.gguf")

@@ -73,7 +73,7 @@ def cache(session: Session) -> KVState:
     ("sync", "rollback"),
     usual(("kv", "snapshot"), ("full", "replay"), long=[("kv", "replay"), ("full", "snapshot")]),
 )
-@pytest.mark.parametrize("shared", usual(97, 95, 80, 79, 48, 47, long=[96, 60, 49]))
+@pytest.mark.parametrize("shared", usual(97, 79, 48, long=[96, 95, 80, 60, 49, 47]))
 def test_the_closest_checkpoint_is_used(
     demo: Model, text: list[int], gap: float, shared: int, sync: str, rollback: str
 ) -> None:

@@ -35,8 +35,7 @@ WIDE = {"n_embd": 256, "n_ff": 512}
 #: Of blocks of 32 weights, which the matrices of small models have room for.
 BLOCKS_OF_32 = ("q4_0", "q4_1", "q8_0")
 #: Architecture, type, type of the cache, most sequences: each at least once.
-USUAL = [(*cell, n) for cell in zip(ARCHITECTURES, TYPES, ("f16", "q8_0") * 3, strict=True)
-         for n in (1, 8)]  # fmt: skip
+USUAL = [*zip(ARCHITECTURES, TYPES, ("f16", "q8_0") * 3, (1, 8) * 3, strict=True)]
 USUAL += [(arch, "f32", "f16", 3) for arch in ("glm4moe", "step35", "deepseek2", "mamba")]
 OTHERS = [(arch, kind, kv, n) for arch in ARCHITECTURES for kind in TYPES
           for kv in ("f16", "q8_0") for n in (1, 8)]  # fmt: skip

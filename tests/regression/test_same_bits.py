@@ -74,7 +74,7 @@ def rows(context: Context, state: bytes, split: list[int]) -> Floats:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": "off"}],
+    usual({}, long=[{"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": "off"}]),
     ids=["f16-cache", "q8_0-cache", "no-flash-attention"],
 )
 def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> None:
@@ -91,7 +91,7 @@ def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> 
                 assert together.tobytes() == alone.tobytes(), (n_before, split)
 
 
-@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+@pytest.mark.parametrize("cache", usual("q8_0", long=["f16"]))
 def test_no_bit_depends_on_the_number_of_threads(
     model: Model, monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:

@@ -190,7 +190,7 @@ def test_the_tap_makes_no_row_an_output(model: Model, marks: Of, hidden: str) ->
 # -- without it --------------------------------------------------------------------------------
 
 
-def test_other_architectures_are_told_which_have_it(tmp_path: Path) -> None:
+def test_other_architectures_are_told_which_have_it(at_once: None, tmp_path: Path) -> None:
     settings = Settings(n_ctx=256, n_threads=1)
     with (
         Model(write_model(tmp_path / "m.gguf", "gemma3")) as model,

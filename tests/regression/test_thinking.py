@@ -33,7 +33,7 @@ def expected(model: Model, prompt: list[int], by_template: bool, budget: int) ->
     return [*start, *rest]
 
 
-@pytest.mark.parametrize("depth", usual(3, "auto", long=[0, 1]))
+@pytest.mark.parametrize("depth", usual(3, long=["auto", 0, 1]))
 @pytest.mark.parametrize("by_template", [True, False])
 def test_thought_ends_at_the_budget(demo: Model, by_template: bool, depth: int | str) -> None:
     prompt = prompt_of(demo, by_template)

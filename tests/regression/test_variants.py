@@ -36,7 +36,7 @@ np.save(Path(sys.argv[2]) / f"{native.load().variant}.npy", np.stack(rows))
 """
 
 
-@pytest.mark.parametrize("name", usual("demo_file", "next_file", long=["moe_file"]))
+@pytest.mark.parametrize("name", usual("demo_file", long=["next_file", "moe_file"]))
 def test_same_logits(
     run_python: RunPython, tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import httpx
@@ -25,6 +27,9 @@ NAME = "demo"
 #: Seconds after which what should end, or come true, never will; also of calls of httpx.
 LIMIT_S = 120
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(httpx.Timeout(LIMIT_S).as_dict())
+for name in {"httpx", "httpx2"} & {*sys.modules}:  # each call makes a TLS context, in 20 ms
+    transports = vars(sys.modules[f"{name}._transports.default"])
+    transports["create_ssl_context"] = cache(transports["create_ssl_context"])
 
 
 class Running:
@@ -110,20 +115,27 @@ def running(
     listening = server.listen("127.0.0.1", 0)
     app = build_app(generator, served, api_key, origins, hosts, largest_body)
     http = server.Server(app, generator)
-    thread = threading.Thread(target=http.run, kwargs={"sockets": [listening]}, daemon=True)
     generator.start()
-    thread.start()
+    threading.Thread(target=http.run, name=NAME, args=([listening],), daemon=True).start()
     while not http.started:
         time.sleep(0.005)
     try:
         yield Running(generator, served, listening.getsockname()[1], api_key)
     finally:
         http.should_exit = True
-        thread.join(LIMIT_S)
         generator.end(0)
         generator.join(LIMIT_S)
-        listening.close()
-        assert not thread.is_alive() and not generator.is_alive(), "the server does not end"
+        assert not generator.is_alive(), "the server does not end"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_end() -> Iterator[None]:
+    """A module waits for its servers; a test does not: uvicorn looks ten times a second."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == NAME:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive(), "the server does not end"
 
 
 @pytest.fixture

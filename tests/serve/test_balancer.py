@@ -11,15 +11,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 
+from pyllama_mtp import Model
+
 from ..conftest import ROOT
 from ..marks import usual
-from .conftest import LIMIT_S, Running, Start
+from .conftest import LIMIT_S, Running, running
 from .support import QUESTIONS, chat
 
 PROGRAM = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -31,13 +33,14 @@ pytestmark = pytest.mark.skipif(
 Ask = Callable[..., tuple[str, dict[str, Any]]]
 
 
-@pytest.fixture
-def servers(start: Start) -> list[Running]:
-    return [start(n_sequences=8, n_ctx=512) for _ in PORTS]
+@pytest.fixture(scope="module")
+def servers(demo: Model) -> Iterator[list[Running]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(running(demo, n_sequences=8)) for _ in PORTS]
 
 
-@pytest.fixture
-def ask(servers: list[Running], tmp_path: Path) -> Iterator[Ask]:
+@pytest.fixture(scope="module")
+def ask(servers: list[Running], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """Sends a chat to the balancer: which server has answered, and its answer."""
     page = (ROOT / "docs" / "serving.md").read_text()
     (config,) = re.findall(r"```haproxy\n(.*?)```", page, re.DOTALL)
@@ -46,8 +49,8 @@ def ask(servers: list[Running], tmp_path: Path) -> Iterator[Ask]:
         for port, to in zip((8080, *PORTS), (free, *(one.port for one in servers)), strict=True):
             assert config.count(f"127.0.0.1:{port}\n") == 1
             config = config.replace(f"127.0.0.1:{port}\n", f"127.0.0.1:{to}\n")
-        (tmp_path / "haproxy.cfg").write_text(config)
-        process = subprocess.Popen([str(PROGRAM), "-db", "-f", tmp_path / "haproxy.cfg"])
+        (file := tmp_path_factory.mktemp("balancer") / "haproxy.cfg").write_text(config)
+        process = subprocess.Popen([str(PROGRAM), "-db", "-f", file])
         url = f"http://127.0.0.1:{free}"
 
         def send(messages: object, headers: dict[str, str] | None = None, **more: object) -> Any:
@@ -138,11 +141,11 @@ def test_a_server_that_answers_late_keeps_its_conversations(
 
 
 def test_a_server_that_ends_takes_only_its_conversations_along(
-    ask: Ask, servers: list[Running]
+    ask: Ask, servers: list[Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     homes = {question: ask(chat(question))[0] for question in QUESTIONS}
     gone = homes[QUESTIONS[0]]
-    servers[NAMES.index(gone)].generator.broken = "it is broken"
+    monkeypatch.setattr(servers[NAMES.index(gone)].generator, "broken", "it is broken")
     assert ask(chat(QUESTIONS[0]))[0] != gone, "it is asked again, and elsewhere"
     now = {question: ask(chat(question))[0] for question in QUESTIONS}
     moved = {question for question in QUESTIONS if now[question] != homes[question]}

@@ -105,13 +105,13 @@ BAD: list[tuple[str, Any, str | None, str]] = [
 PATHS = {"chat": "v1/chat/completions", "text": "v1/completions", "answer": "v1/responses"}
 
 
-@pytest.mark.parametrize(("kind", "body", "param", "words"), BAD)
-def test_bad_requests(shared: Running, kind: str, body: Any, param: str | None, words: str) -> None:
-    got = shared.post(f"/{PATHS.get(kind, kind)}", body)
-    error = got.json()["error"]
-    assert got.status_code == 400, error
-    assert words in error["message"] and error["type"] == "invalid_request_error"
-    assert param is None or error["param"].startswith(param)
+def test_bad_requests(shared: Running) -> None:
+    for kind, body, param, words in BAD:
+        got = shared.post(f"/{PATHS.get(kind, kind)}", body)
+        error = got.json()["error"]
+        assert got.status_code == 400, error
+        assert words in error["message"] and error["type"] == "invalid_request_error"
+        assert param is None or error["param"].startswith(param)
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody, Message, TextPart])

@@ -294,9 +294,9 @@ def test_images(seeing: Running) -> None:
         ask(seeing, [{"role": "user", "content": [{"type": "image", "source": source}]}])
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
+def test_what_is_refused(shared: Running) -> None:
+    """In Anthropic's form."""
+    for options, why in (
         ({"extra_body": {"fallbacks": ["x"]}}, "'fallbacks' is not supported"),
         ({"extra_body": {"mcp_servers": [{"name": "x"}]}}, "'mcp_servers' is not supported"),
         ({"extra_body": {"n": 2}}, "'n' is not supported"),
@@ -311,15 +311,12 @@ def test_images(seeing: Running) -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": "x" * 99_999}]}, "prompt is too long: the pr"),
         ({"messages": [{"role": "user", "content": "a b " * 999}]}, "prompt is too long: the pr"),
-    ],
-)
-def test_what_is_refused(shared: Running, options: Any, why: str) -> None:
-    """In Anthropic's form."""
-    with pytest.raises(anthropic.BadRequestError) as refusal:
-        ask(shared, "x", **options)
-    body = refusal.value.body
-    assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
-    assert why in body["error"]["message"]
+    ):
+        with pytest.raises(anthropic.BadRequestError) as refusal:
+            ask(shared, "x", **options)
+        body = refusal.value.body
+        assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
+        assert why in body["error"]["message"]
 
 
 def test_keys_hosts_and_bounds(start: Start) -> None:

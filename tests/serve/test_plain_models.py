@@ -15,7 +15,7 @@ from .support import chat
 PROMPTS = ("the time is", "42", "x = y; x = y; x =")
 
 
-def test_several_clients(tmp_path: Path) -> None:
+def test_several_clients(at_once: None, tmp_path: Path) -> None:
     with Model(write_model(tmp_path / "m.gguf", "gemma3")) as model:
         with Session(model, Settings(n_ctx=512, n_threads=1, draft_n_max=0)) as session:
             expected = [

@@ -116,9 +116,10 @@ def test_refused_bodies_give_back_their_room(start: Start, monkeypatch: pytest.M
 # -- browsers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("host", "origin", "status"),
-    [
+def test_hosts_and_origins(start: Start) -> None:
+    origins = ["http://app.example:3000", "chrome-extension://known"]
+    server = start(hosts=["good.example"], origins=origins)
+    for host, origin, status in (
         ("127.0.0.1:5", None, 200),
         ("localhost", None, 200),
         ("[::1]:8080", "http://[::1]:8080", 200),
@@ -139,15 +140,11 @@ def test_refused_bodies_give_back_their_room(start: Start, monkeypatch: pytest.M
         ("localhost:1", "http://localhost:3000", 403),
         ("localhost:1", "http://evil.example", 403),
         ("localhost:1", "null", 403),
-    ],
-)
-def test_hosts_and_origins(start: Start, host: str, origin: str | None, status: int) -> None:
-    origins = ["http://app.example:3000", "chrome-extension://known"]
-    server = start(hosts=["good.example"], origins=origins)
-    headers = {"Host": host} | ({"Origin": origin} if origin else {})
-    got = httpx.get(f"{server.url}/v1/models", headers=headers)
-    assert got.status_code == status
-    assert status == 200 or "--" in got.json()["error"]["message"], "it says what to do"
+    ):
+        headers = {"Host": host} | ({"Origin": origin} if origin else {})
+        got = httpx.get(f"{server.url}/v1/models", headers=headers)
+        assert got.status_code == status, (host, origin)
+        assert status == 200 or "--" in got.json()["error"]["message"], "it says what to do"
 
 
 def test_all_hosts_and_origins(start: Start) -> None:
@@ -283,7 +280,7 @@ def test_slow_clients(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         slow = connect(HEAD + length)
         for byte in data:
             slow.sendall(bytes([byte]))
-            time.sleep(0.03)
+            time.sleep(0.02)
         deadline = time.monotonic() + LIMIT_S
         while not all(map(is_closed, silent)):
             assert time.monotonic() < deadline, "a silent client is not closed"

@@ -120,9 +120,8 @@ def test_what_would_not_be_kept_need_not_be_made() -> None:
 # --- cuts -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "ends"),
-    [
+def test_boundaries() -> None:
+    for arguments, ends in (
         ((0, 1, 2048, 512), [1]),
         ((0, 512, 2048, 512), [512]),
         ((0, 513, 2048, 512), [512, 513]),
@@ -134,15 +133,12 @@ def test_what_would_not_be_kept_need_not_be_made() -> None:
         ((0, 1000, 300, 128), [256, 512, 768, 896, 1000]),
         ((0, 10, 4, 512), [4, 8, 10]),
         ((5, 8, 1, 1), [6, 7, 8]),
-    ],
-)
-def test_boundaries(arguments: tuple[int, int, int, int], ends: list[int]) -> None:
-    assert boundaries(*arguments) == ends
+    ):
+        assert boundaries(*arguments) == ends
 
 
-@pytest.mark.parametrize(
-    ("arguments", "cuts"),
-    [
+def test_prompts_are_cut_where_others_may_part() -> None:
+    for arguments, cuts in (
         ((0, 1000, 0), []),
         ((0, 1000, 500), [492]),
         ((0, 1000, 20), []),  # a part that is too short
@@ -157,12 +153,8 @@ def test_boundaries(arguments: tuple[int, int, int, int], ends: list[int]) -> No
         ((0, 1000, 0, [200, 400, 900]), [900, 984]),  # no end of a turn near the end
         ((0, 1000, 600, [200, 400, 995]), [400, 592, 931, 995]),
         ((0, 1000, 983, [995]), [975]),
-    ],
-)
-def test_prompts_are_cut_where_others_may_part(
-    arguments: tuple[int, int, int], cuts: list[int]
-) -> None:
-    assert partings(*arguments) == cuts
+    ):
+        assert partings(*arguments) == cuts
 
 
 def test_cuts_fit_a_call_and_those_at_partings_cost_a_graph_each() -> None:

@@ -327,9 +327,8 @@ COSTS = Costs(verify=(0.0, 1.0, 1.5, 1.75, 2.05), draft=(0.0, 0.14, 0.26, 0.38))
 IN_SECONDS = Costs(tuple(0.02 * v for v in COSTS.verify), tuple(0.02 * d for d in COSTS.draft))
 
 
-@pytest.mark.parametrize(
-    ("verify", "draft"),
-    [
+def test_bad_costs_are_refused() -> None:
+    for verify, draft in (
         ((0.0, 1.0), (0.0, 0.1)),  # no verification of the draft
         ((0.0,), ()),
         ((1.0, 1.5), (0.0,)),  # the index is the number of rows
@@ -338,11 +337,9 @@ IN_SECONDS = Costs(tuple(0.02 * v for v in COSTS.verify), tuple(0.02 * d for d i
         ((0.0, 1.0, 1.5), (0.0, 0.0)),
         ((0.0, 1.0, math.inf), (0.0, 0.1)),
         ((0.0, 1.0, math.nan), (0.0, 0.1)),
-    ],
-)
-def test_bad_costs_are_refused(verify: tuple[float, ...], draft: tuple[float, ...]) -> None:
-    with pytest.raises(UsageError, match="costs"):
-        Costs(verify, draft)
+    ):
+        with pytest.raises(UsageError, match="costs"):
+            Costs(verify, draft)
 
 
 def test_tokens_by_depth() -> None:
@@ -368,18 +365,15 @@ def test_speed() -> None:
     assert speed(IN_SECONDS, (0.8, 0.8, 0.8), 2) == pytest.approx(2.44 / (0.02 * 2.01))
 
 
-@pytest.mark.parametrize(
-    ("rates", "depth"),
-    [
+def test_best_depth() -> None:
+    for rates, depth in (
         *(((rate,) * 3, depth) for rate, depth in ((0.1, 0), (0.6, 0), (0.7, 2), (1.0, 3))),
         ((0.9,), 1),  # no more than there are rates
         ((), 0),
         ((0.9,) * 9, 3),  # nor than there are costs
         ((0.9, 0.9, 0.0), 2),
-    ],
-)
-def test_best_depth(rates: Sequence[float], depth: int) -> None:
-    assert best_depth(COSTS, rates) == best_depth(IN_SECONDS, rates) == depth
+    ):
+        assert best_depth(COSTS, rates) == best_depth(IN_SECONDS, rates) == depth
     assert best_depth(Costs((0.0, 1.0, 1.0), (0.0, 0.5)), [0.5]) == 0, "the shallowest of equals"
 
 

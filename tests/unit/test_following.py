@@ -130,15 +130,12 @@ def test_what_is_counted(both: Both) -> None:
     assert found["seconds"] > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "ranked", "wanted"),
-    [
+def test_when_it_follows() -> None:
+    for options, ranked, wanted in (
         ({}, RANKED, True),
         ({"draft_follow": False}, RANKED, False),
         ({"draft_sampling": True}, RANKED, False),
         ({"draft_n_max": 1, "synthetic_acceptance": (0.5,)}, RANKED, False),
         ({}, None, False),
-    ],
-)
-def test_when_it_follows(options: dict[str, Any], ranked: Any, wanted: bool) -> None:
-    assert follows(Settings(**options), like(DraftHead, ranked=ranked)) is wanted
+    ):
+        assert follows(Settings(**options), like(DraftHead, ranked=ranked)) is wanted

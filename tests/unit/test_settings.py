@@ -106,17 +106,18 @@ WRONG_TYPES_OF_SAMPLING = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "value", "allowed"),
+    ("kind", "rows"),
     [
-        *((Settings, *row) for row in BAD_SETTINGS + WRONG_TYPES_OF_SETTINGS),
-        *((Sampling, *row) for row in BAD_SAMPLING + WRONG_TYPES_OF_SAMPLING),
+        (Settings, BAD_SETTINGS + WRONG_TYPES_OF_SETTINGS),
+        (Sampling, BAD_SAMPLING + WRONG_TYPES_OF_SAMPLING),
     ],
 )
-def test_bad_values(kind: Any, name: str, value: object, allowed: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        kind(**{name: value})
-    message = str(caught.value)
-    assert name in message and repr(value)[:SHOWN] in message and allowed in message
+def test_bad_values(kind: Any, rows: list[tuple[str, object, str]]) -> None:
+    for name, value, allowed in rows:
+        with pytest.raises(UsageError) as caught:
+            kind(**{name: value})
+        message = str(caught.value)
+        assert name in message and repr(value)[:SHOWN] in message and allowed in message
 
 
 def kinds(kind: Any, **values: Any) -> dict[str, tuple[type, object]]:

@@ -6,8 +6,6 @@ from collections.abc import Hashable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from pyllama_mtp import Model
 from pyllama_mtp.measure.figures import Sample
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
@@ -77,14 +75,11 @@ def test_a_record_says_why_in_a_line_and_not_where(demo: Model, watched: Watched
     assert reasons == [said + "my models/m.gguf"]
 
 
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
+def test_paths_lose_their_folders() -> None:
+    for reason, said in (
         ("exit code 1: /usr/bin/llama-bench: error", "exit code 1: llama-bench: error"),
         ("cannot run '/a/b/c' (/d/e)", "cannot run 'c' (e)"),
         ("3 tok/s, 1/2, http://127.0.0.1:80", "3 tok/s, 1/2, http://127.0.0.1:80"),
         ("Traceback (most recent call last):", "Traceback (most recent call last):"),
-    ],
-)
-def test_paths_lose_their_folders(reason: str, said: str) -> None:
-    assert brief(reason) == said
+    ):
+        assert brief(reason) == said
