@@ -117,15 +117,16 @@ def test_another_message_after_a_long_answer(demo: Model, text: list[int]) -> No
 
 
 def test_beginnings_are_copied(demo: Model, text: list[int], gap: float) -> None:
-    """Several answers to a prompt, and prompts with one beginning, on empty places: the beginning
-    is processed once, is in the caches once, and every text is the one that it gets alone."""
+    """Several answers to a prompt, and prompts with one beginning, on empty places and in place of
+    other texts: the beginning is processed once, is in the caches once, and every text is the one
+    that it gets alone."""
     chosen = settings(3, n_batch=512, n_ubatch=512)
     ends = [text[200:240], text[250:280], text[300:310], text[320:350]]
     with BatchSession(demo, chosen, 4) as session:
         same = session.generate([text[:150]] * 4, max_tokens=N, ignore_eos=True).run()
         assert [one.telemetry.n_cached for one in same.results] == [0, 150, 150, 150]
         assert len({tuple(one.tokens) for one in same.results}) == 1
-        session.reset()
+        session.generate([end[::-1] for end in ends], max_tokens=2, ignore_eos=True).run()
         prompts = [[*text[:150], *end] for end in ends]
         got = session.generate(prompts, max_tokens=N, ignore_eos=True).run().results
         assert [one.telemetry.n_cached for one in got] == [0, 0, 150 - ALIKE, 150 - ALIKE]
