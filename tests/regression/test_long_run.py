@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
+from pyllama_mtp.drafting import ngram
 
 from .support import settings
 
@@ -21,6 +22,12 @@ N_CTX = 512
 SLACK = 384 * 1024
 
 pytestmark = pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
+
+
+@pytest.fixture(autouse=True)
+def few_past_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What n-gram drafts keep of earlier texts is at its bound long before the second half."""
+    monkeypatch.setattr(ngram, "PAST", 1000)
 
 
 def resident() -> int:
