@@ -21,7 +21,7 @@ constexpr int MAX_COLS  = 2;
 
 constexpr int PAIRS = QK_K / 32; // of sums of 16 quants
 
-// pairs that minima are multiplied by: of sums of 32 quants, where so many share one
+// pairs of sums that minima are multiplied by: sums of 32 quants where 32 share a minimum, else of 16
 template <int GROUP_SIZE> constexpr int min_pairs = GROUP_SIZE == 32 ? PAIRS / 2 : PAIRS;
 
 // A tile holds TILE_ROWS rows of a part of a matrix. The bytes of four weights of each row lie side by side, one lane to a
@@ -137,7 +137,7 @@ SB_INLINE void transpose_pairs(const shorts * x, int32_t * out) {
 #endif
 }
 
-// of shorts that stand there twice each one, in the lower half
+// one of each two equal shorts, in the lower half
 SB_INLINE shorts every_second(shorts x) {
     const __m256i ones = _mm256_srli_epi32(x, 16);
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(ones, _mm256_setzero_si256()), 0xD8);
@@ -165,7 +165,7 @@ template <class T> void unpack_256(const char * const * rows, int64_t first, int
                 shorts s, m = _mm256_setzero_si256();
                 T::groups(*x[i], s, m);
                 scales[i] = group_scales<short_parts<T>() != 0>(s);
-                less[i]   = HAS_MIN<T> && T::OWN_SCALE == 32 ? every_second(m) : HAS_MIN<T> ? m : _mm256_mullo_epi16(s, _mm256_set1_epi16(in_tile<T>::BIAS));
+                less[i]   = !HAS_MIN<T> ? _mm256_mullo_epi16(s, _mm256_set1_epi16(in_tile<T>::BIAS)) : T::OWN_SCALE == 32 ? every_second(m) : m;
             }
             const auto of_rows = [&](auto half) { return lanes_of_halves([&](int i) { return half(*x[i]); }); };
             const int64_t at = u * TILE_ROWS + v * LANES;

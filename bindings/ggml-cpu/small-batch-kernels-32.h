@@ -174,7 +174,7 @@ SB_INLINE void lanes_of_16(const char * x, size_t x_stride, ivec * out) {
     }
 }
 
-// 16 bytes of each row: as lanes_of_16() has them; or 128 bits l of out[v] are row v + 4 l, where it would not pay for itself
+// 16 bytes of each row: as lanes_of_16() has them, which pays from three or four columns on; or 128 bits l of out[v] are row v + 4 l
 template <bool in_lanes> SB_INLINE void sixteen_of_rows(const char * x, size_t x_stride, ivec * out) {
     if (in_lanes) {
         lanes_of_16(x, x_stride, out);

@@ -154,7 +154,8 @@ class Strict(BaseModel):
         """Of more parameters than there are, the first ones, of which one is unknown: an error for
         each would take long. No parameter has more than two names."""
         most = 2 * len(cls.model_fields) + 1
-        return dict(islice(given.items(), most)) if isinstance(given, dict) else given
+        many = isinstance(given, dict) and len(given) > most
+        return dict(islice(given.items(), most)) if many else given
 
 
 class StreamOptions(Strict):

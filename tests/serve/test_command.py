@@ -115,7 +115,7 @@ def test_a_port_that_is_taken_or_not_there(cli: Cli) -> None:
 
 def test_it_ends_whatever_computes(launch: Launch) -> None:
     """A thread that does not end, as of a grammar that is too large, keeps the process for no more
-    than ten seconds."""
+    than END_S seconds."""
     soon = "from pyllama_mtp.serve import app; app.END_S = 0.5"
     process, url = launch("--grace", "0", before=f"{ENDLESS}\n{soon}")
     assert httpx.get(f"{url}/models").status_code == 200
