@@ -65,14 +65,15 @@ LARGE = tuple(SYNTHETIC)[8:]
 AT = "--at 1k,4k,16k,32k,64k,128k,192k -p 512 -n 128 --no-ngram"
 GOLDEN = "--synthetic-acceptance golden:qwen3.5"
 BOTH = ("0.8b-q4_k_m", "0.8b-q8_0")
+THREE = (*BOTH, "moe-q4_k_m")
 
 SECTIONS = (
     Section("filetypes", "By type of file",
-            "-p 512 -n 128 --depths 0,2,3,4,auto --no-ngram --repeat 3", EIGHT),
+            "-p 512 -n 128 --depths 0,2,3,4,auto --no-ngram --repeat 10", EIGHT),
     Section("long", "The depth `auto` in a long answer",
-            "-p 512 -n 448 --depths 2,3,4,auto --no-ngram --repeat 3", EIGHT),
+            "-p 512 -n 448 --depths 2,3,4,auto --no-ngram --repeat 10", EIGHT),
     Section("peers", "Beside llama-server and llama-bench",
-            f"-p 512 -n 128 --depths 0,2,3 --no-ngram --repeat 2 {PEERS}", EIGHT),
+            f"-p 512 -n 128 --depths 0,2,3 --no-ngram --repeat 5 {PEERS}", THREE),
     Section("sequences", "Several sequences at once",
             "-p 64 -n 128 --depths 0,1,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 3",
             BOTH),

@@ -158,14 +158,14 @@ template <class T, int n, int v> SB_INLINE void step(const typename T::block & b
 
 #endif
 
-// What biases take away, in products of shorts, with sums of 16 quants. Quants whose signs go to the columns have no bias.
+// What biases add, in products of shorts with sums of 16 quants. Quants whose signs go to the columns have no bias.
 template <class T> SB_INLINE shorts offsets_of(const typename T::block & b, shorts scales) {
 #ifndef SB_512
     if constexpr (T::FORMULA == formula::GRID_OFFSETS) {
         return T::offsets(b, scales);
     }
 #endif
-    return (void) b, _mm256_mullo_epi16(scales, _mm256_set1_epi16(T::BIAS));
+    return (void) b, _mm256_mullo_epi16(scales, _mm256_set1_epi16(-T::BIAS));
 }
 #ifdef SB_512
 template <class T> constexpr bool BIASED = T::BIAS != 0;
@@ -205,14 +205,14 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
                 const shorts by = offsets_of<T>(x, scales);
                 ivec sum[n];
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    sum[j] = SB(set1_epi32)(0);
+                    sum[j] = BIASED<T> ? widened(_mm256_madd_epi16(by, load_256(y.sums + 16 * j))) : SB(set1_epi32)(0);
                 }
                 step<T, n, 0>(x, each, y.y, sum);
                 step<T, n, 1>(x, each, y.y, sum);
                 step<T, n, 2>(x, each, y.y, sum);
                 step<T, n, 3>(x, each, y.y, sum);
                 SB_UNROLL for (int j = 0; j < n; ++j) {
-                    dots[j][r] = BIASED<T> ? SB(sub_epi32)(sum[j], widened(_mm256_madd_epi16(by, load_256(y.sums + 16 * j)))) : sum[j];
+                    dots[j][r] = sum[j];
                 }
             };
             for (int r = 0; r < n_group; ++r) {
@@ -221,8 +221,7 @@ template <class T, int n> void rows_256(const product & p, int64_t begin, int64_
                     multiply_row(++r);
                 }
             }
-            const auto of_rows = [&](auto half) { return lanes_of_halves([&](int r) { return half(rows[r][u]); }); };
-            const fvec d = SB(mul_ps)(of_rows(T::d), SB(set1_ps)(T::FACTOR));
+            const fvec d = SB(mul_ps)(lanes_of_halves([&](int r) { return T::d(rows[r][u]); }), SB(set1_ps)(T::FACTOR));
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 const fvec scale = SB(set1_ps)(y.scales[j]);
                 acc[j] = SB(fmadd_ps)(SB(mul_ps)(d, scale), SB(cvtepi32_ps)(sums_of(dots[j])), acc[j]);

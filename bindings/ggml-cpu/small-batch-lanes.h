@@ -167,14 +167,24 @@ template <class T> SB_INLINE void add_fours(ivec & sum, ivec & chain, int k, ive
     }
 }
 
-// the first 32 weights of a step, and the others, of each row times n columns
-template <class T, int n> SB_INLINE void step(const T & x, const ivec * scales, const char * y, ivec * sum) {
+// asks for lines k, k + 8, and so on, of what the next group of rows has for a step
+template <class T> SB_INLINE void fetch(const char * next, size_t k) {
+    SB_UNROLL for (size_t i = 64 * k; i < LANES * sizeof(typename T::block) * 64 / QK_K; i += 8 * 64) {
+        _mm_prefetch(next + i, _MM_HINT_T1);
+    }
+}
+
+// the first 32 weights of a step, and the others, of each row times n columns; memory is asked meanwhile, not all at once
+template <class T, int n> SB_INLINE void step(const T & x, const ivec * scales, const char * y, ivec * sum, const char * next) {
     constexpr int own = T::OWN_SCALE;
     if (n > 4) { // one after the other: there are no registers for both
         SB_UNROLL for (int i = 0; i < 2; ++i) {
             ivec chain[n];
             SB_UNROLL for (int k = 0; k < 8; ++k) {
                 const ivec quants = i ? x.high(k) : x.low(k);
+                if (i == 0) {
+                    fetch<T>(next, k);
+                }
                 SB_UNROLL for (int j = 0; j < n; ++j) {
                     add_fours<T>(sum[j], chain[j], k, quants, y + QK_K * j + 32 * i, scales[(32 * i + 4 * k) / own]);
                 }
@@ -185,6 +195,7 @@ template <class T, int n> SB_INLINE void step(const T & x, const ivec * scales, 
     ivec low[n], high[n];
     SB_UNROLL for (int k = 0; k < 8; ++k) {
         const ivec x_low = x.low(k), x_high = x.high(k);
+        fetch<T>(next, k);
         SB_UNROLL for (int j = 0; j < n; ++j) {
             add_fours<T>(sum[j], low[j],  k, x_low,  y + QK_K * j,      scales[4 * k / own]);
             add_fours<T>(sum[j], high[j], k, x_high, y + QK_K * j + 32, scales[(32 + 4 * k) / own]);
@@ -212,16 +223,13 @@ template <class T, int n> void rows_lanes(const product & p, int64_t begin, int6
             int n_steps = QK_K / 64;
             __asm__("" : "+r"(n_steps)); // a loop, since four times the code takes longer
             for (int s = 0; s < n_steps; ++s, next += LANES * bytes * 64 / QK_K) {
-                SB_UNROLL for (size_t i = 0; i < LANES * bytes * 64 / QK_K; i += 64) {
-                    _mm_prefetch(next + i, _MM_HINT_T1);
-                }
                 x.step(own, x_stride, s);
 #ifndef SB_512
                 if (n > 4) {
                     to_memory(x.quants);
                 }
 #endif
-                step<T, n>(x, x.scales + 64 / T::OWN_SCALE * s, y.y + 64 * s, sum);
+                step<T, n>(x, x.scales + 64 / T::OWN_SCALE * s, y.y + 64 * s, sum, next);
             }
             SB_UNROLL for (int j = 0; j < n; ++j) {
                 const char * sums = (const char *) (y.sums + 16 * j);

@@ -314,9 +314,9 @@ struct type_iq1_s : type_iq1 {
         return eighths(grid<v>(b), joined(up(0), up(1)));
     }
 
-    SB_INLINE shorts offsets(const block & b, shorts scales) { // of 8 * (value + 1): scales times 7 or 9
+    SB_INLINE shorts offsets(const block & b, shorts scales) { // of 8 * (value + 1): scales times -7 or -9
         const __m128i down = _mm_srai_epi16(_mm_loadu_si128((const __m128i *) b.qh), 15);
-        return _mm256_mullo_epi16(scales, twice_each(_mm_sub_epi16(_mm_set1_epi16(7), _mm_add_epi16(down, down))));
+        return _mm256_mullo_epi16(scales, twice_each(_mm_add_epi16(_mm_set1_epi16(-7), _mm_add_epi16(down, down))));
     }
 };
 
