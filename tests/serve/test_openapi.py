@@ -34,7 +34,7 @@ def test_no_request_is_the_servers_fault(start: Start, n_examples: int) -> None:
         max_examples=n_examples,
         deadline=None,
         database=None,
-        derandomize=n_examples < 100,
+        derandomize=True,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     statuses = set[tuple[str, int]]()
