@@ -366,9 +366,9 @@ class Engine:
         scored = sequence.request.answer.prompt_logprobs
         if scored is not None:
             end = min(end, start + target.options.n_outputs_max)
-        size = max(at_most or 0, LONG_GRAPH)
-        if at_most is not None and end - start >= size + LONG_GRAPH:  # less stays with this part
-            end = start + size
+        size, left = max(at_most or 0, LONG_GRAPH), end - start
+        if at_most is not None and left > size and left >= 2 * LONG_GRAPH:  # a rest is as long
+            end = start + min(size, left - LONG_GRAPH)
         part = np.array(prompt[start:end], dtype=np.int32)
         outputs = np.zeros(len(part), dtype=np.int8)
         outputs[-1] = end == len(prompt)
