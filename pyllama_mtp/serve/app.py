@@ -406,6 +406,9 @@ async def _whole(request: Request, reply: Reply) -> Response:
             return Response(status_code=GONE)  # nobody reads it
         tasks[0].result()
         reply.log(200)
+    except ApiError as error:  # which the generator has counted
+        reply.log(error.status, error.message)
+        return JSONResponse(error.body(request.url.path), error.status, error.headers)
     finally:
         reply.close()
         for task in tasks:

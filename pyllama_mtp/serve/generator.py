@@ -268,8 +268,9 @@ class Generator(threading.Thread):
         """A step of the scheduler for the job's client."""
         job, reason = self._jobs[progress.request], progress.finish_reason
         if progress.error:
-            self._close(job, "error")
-            return job, _failure(progress.error)
+            failure = _failure(progress.error)
+            self._close(job, "invalid" if failure.status == 400 else "error")
+            return job, failure
         if reason:
             self._close(job, "length" if reason == "length" else "stop")
         return job, progress

@@ -245,6 +245,8 @@ def test_one_requests_fault_costs_itself(
             assert got.status_code == 400 and "exclude every token" in got.text
         assert [one.result(LIMIT_S) for one in texts] == wanted
     assert server.generator.broken is None
+    counts = server.generator.outcomes
+    assert (counts["error"], counts["invalid"]) == (1, 5 + native.load().has_tap)
 
 
 # -- slow clients ----------------------------------------------------------------------------------
