@@ -272,12 +272,13 @@ class AcceptanceTracker:
             self._tried[i] = kept * self._tried[i] + (i < n_reached)
             self._held[i] = kept * self._held[i] + (i < min(n_held, n_reached))
 
-    def rates(self) -> list[float]:
-        """Estimated conditional acceptance of each position."""
+    def rates(self, more: float = 0.0) -> list[float]:
+        """Estimated conditional acceptance of each position, and so many deviations `more`."""
         rates, rate = list[float](), self._prior
         for tried, held in zip(self._tried, self._held, strict=True):
-            rate = (held + PRIOR_WEIGHT * rate) / (tried + PRIOR_WEIGHT)
-            rates.append(rate)
+            weight = tried + PRIOR_WEIGHT
+            rate = (held + PRIOR_WEIGHT * rate) / weight
+            rates.append(min(1.0, rate + more * math.sqrt(rate * (1.0 - rate) / (weight + 1.0))))
         return rates
 
 
@@ -292,7 +293,8 @@ class DepthController:
     any more. So whenever SHARE of the time so far covers what was lost by it, a round tries one
     that would be the fastest if it cost a standard deviation less (:meth:`.CostModel.doubts`), or
     any drafts where there are none. A round of drafts that loses nothing is followed by the next at
-    once, and so text that has become predictable is noticed.
+    once, and so text that has become predictable is noticed. Where drafts would pay if acceptance
+    were a standard deviation higher, no more counts as lost than was expected.
 
     Args:
         costs: by number of sequences, see :class:`CostModel`, up to the greatest depth.
@@ -305,7 +307,8 @@ class DepthController:
         self._accepted, self._offered = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
         self._spare = 0.0  # plain steps that trying other depths may lose; not above 0
         self._asked = 0
-        self._lost: float | None = 0.0  # plain steps that this try loses; None: its outcome tells
+        self._lost = 0.0  # plain steps that this round loses, as far as is known before it
+        self._tries = False  # whether it has drafts where none seem to pay
 
     def depth(self, n_sequences: int = 1) -> int:
         """The depth of the highest expected speed in rounds of so many sequences."""
@@ -339,8 +342,11 @@ class DepthController:
             asked = hoped.index(max(hoped))
         self._asked = asked if at_most is None else max(0, min(asked, at_most))
         self._lost = steps[self._asked] - tokens[self._asked] / speeds[best]
-        if best == 0 < self._asked:
-            self._lost = None
+        self._tries = best == 0 < self._asked
+        if self._tries:
+            hoped = tokens_by_depth(self._accepted.rates(1.0))
+            if all(n <= time for n, time in zip(hoped, steps, strict=True)):
+                self._lost = math.inf  # the outcome tells
         return self._asked
 
     def update(self, n_drafted: int, outcomes: Outcomes, total_s: float, n_behind: int = 0) -> None:
@@ -367,8 +373,8 @@ class DepthController:
         usual = (costs.draft[n_tried] + costs.verify[n_drafted + 1]) * factors[n_drafted]
         steps = min(total_s, usual * math.exp(STALL)) / self.costs.plain(n)
         lost = self._lost
-        if lost is None:
-            lost = steps - 1.0 - sum(n_held for _, n_held in outcomes) / n
+        if self._tries:
+            lost = min(lost, steps - 1.0 - sum(n_held for _, n_held in outcomes) / n)
         self._spare = min(0.0, self._spare + SHARE * steps - lost)
         self.costs.update(n_tried, n_drafted, total_s, n)
 

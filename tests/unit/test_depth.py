@@ -118,12 +118,13 @@ def test_as_fast_as_the_best_fixed_depth(n_tokens: int, typical: float, least: f
 
 
 def test_text_that_changes() -> None:
-    """Predictable and unpredictable parts of 60 tokens in turns."""
+    """Predictable and unpredictable parts of 60 tokens in turns. Drafts that fail where they nearly
+    pay are soon tried again."""
     found = [
         share(costs, lambda at: (0.95 if at // 60 % 2 else 0.4,) * LIMIT, 448)
         for costs in TABLES.values()
     ]
-    assert mean(found) > 0.97 and min(found) > 0.92
+    assert mean(found) > 0.98 and min(found) > 0.96
 
 
 def test_a_memory_that_was_faster_when_costs_were_measured() -> None:
