@@ -145,7 +145,7 @@ class Recorded:
         def recording(drafter: Any, *arguments: Any) -> Any:
             is_upstreams = isinstance(drafter, UpstreamDrafter)
             context = drafter._target if is_upstreams else drafter.context
-            at, made = context.n_past, draft(drafter, *arguments)
+            at, made = context.past(), draft(drafter, *arguments)
             self.rounds[at] = made[0].tokens
             return made
 

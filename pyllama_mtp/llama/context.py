@@ -768,11 +768,6 @@ class Context(Owned, OfThisProcess):
         """Rows of the LM head that drafts come from."""
         return self.model.n_vocab if self.draft_ids is None else len(self.draft_ids)
 
-    @property
-    def n_past(self) -> int:
-        """Positions of sequence 0 in the cache: the next one to fill."""
-        return self.past()
-
     def past(self, seq: int = SEQ) -> int:
         """Positions of a sequence in the cache, of which an image may leave some free."""
         self.handle  # noqa: B018 - raises when closed

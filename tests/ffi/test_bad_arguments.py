@@ -70,7 +70,7 @@ def test_bad_batches(
     with pytest.raises(UsageError, match=message):
         decode(context, tokens, start, marks)
     decode(context, [1, 2, 3])
-    assert context.n_past == 3
+    assert context.past() == 3
     assert np.isfinite(context.logits(2)).all()
 
 
@@ -83,7 +83,7 @@ def test_positions_that_are_there_already(context: Context, start: int) -> None:
     assert caught.value.code == -1
     assert "inconsistent sequence positions" in str(caught.value)
     decode(context, [4], 3)
-    assert context.n_past == 4
+    assert context.past() == 4
 
 
 def test_hidden_states_for_a_draft_context(context: Context, draft: Context) -> None:
@@ -97,7 +97,7 @@ def test_hidden_states_for_a_draft_context(context: Context, draft: Context) -> 
         with pytest.raises(UsageError, match="hidden rows of shape"):
             draft.decode(tokens, 0, marks, np.zeros(shape, dtype=np.float32))
     draft.decode(tokens, 0, marks, np.zeros((2, n_embd), dtype=np.float32))
-    assert draft.n_past == 2
+    assert draft.past() == 2
 
 
 def test_arrays_of_other_types_and_strides(context: Context, draft: Context) -> None:
@@ -124,7 +124,7 @@ def test_states_of_another_kind(context: Context) -> None:
             context.load_state(bad)
     context.clear()
     context.load_state(state)
-    assert context.n_past == 3
+    assert context.past() == 3
 
 
 def test_context_options(demo: Model) -> None:

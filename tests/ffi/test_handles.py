@@ -39,7 +39,7 @@ def test_closing_contexts_in_either_order(demo: Model) -> None:
 #: Uses of what is closed.
 USES = (
     *("context.handle", "context.decode(ONE, 1, OUT)", "context.logits(0)", "context.argmax(0)"),
-    *("context.hidden_rows()", "context.n_past", "context.remove(0)", "context.clear()"),
+    *("context.hidden_rows()", "context.past()", "context.remove(0)", "context.clear()"),
     *("context.synchronize()", "context.save_state()", "context.load_state(b'')"),
     *("context.memory()", "model.handle", "model.description", "model.tokenize('a')"),
     *("model.piece(1)", "model.detokenize([1])", "model.is_end(1)"),

@@ -150,7 +150,7 @@ class Recorded:
 
     def _recording(self, draft: Callable[..., list[Drafts]]) -> Callable[..., list[Drafts]]:
         def recording(drafter: HeadDrafter, *arguments: object) -> list[Drafts]:
-            self.starts.append(target_of(drafter).n_past)
+            self.starts.append(target_of(drafter).past())
             made = draft(drafter, *arguments)
             self.rounds.append(list(made[0].tokens))
             return made

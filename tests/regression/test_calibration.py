@@ -51,7 +51,7 @@ def test_nothing_is_left_of_the_rounds(
     """Texts and counts are those of contexts that have measured nothing."""
     with Session(demo, dataclasses.replace(AUTO, **options)) as session:  # type: ignore[arg-type]
         assert costs_of(session).limit == engine_of(session).depth
-        assert cached(session) == [] and engine_of(session).target.n_past == 0
+        assert cached(session) == [] and engine_of(session).target.past() == 0
         got = session.generate(text[:60], max_tokens=40, ignore_eos=True).run()
     with Session(demo, settings(0)) as session:
         expected = session.generate(text[:60], max_tokens=40, ignore_eos=True).run()

@@ -51,7 +51,7 @@ def agreeing(
     on; some chains are of other tokens than others."""
     n_equal, seen = 0, set[tuple[int, ...]]()
     for _ in range(n_turns):
-        at = found.n_past
+        at = found.past()
         newest = int(made_up(found.model, 1, 3 * at)[0])
         chain = drafts_of(found, newest, n)
         assert drafts_of(found, newest, n) == chain

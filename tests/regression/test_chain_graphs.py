@@ -28,7 +28,7 @@ GRAPHS: dict[str, dict[str, object]] = {
 
 def a_round(found: Context, depth: int, kept: int = 1) -> None:
     """Draft, verify, go back; of depth 0: a plain step."""
-    start, newest = found.n_past, made_up(found.model, 1, found.n_past)
+    start, newest = found.past(), made_up(found.model, 1, found.past())
     drafts = compute_drafts(found, newest, ONE, depth)[:, 0] if depth else newest[:0]
     tokens = np.concatenate([newest, drafts])
     found.decode_batch(one_sequence(tokens, start, outputs=every(len(tokens))))
@@ -57,13 +57,13 @@ def test_no_graph_is_built_in_the_steady_state(model: Model, options: dict[str, 
 
         assert n_built(found, all_depths) == shapes
         rng, seen = np.random.default_rng(0), set()
-        while found.n_past + 2 * (DEPTH + 1) < 256:
+        while found.past() + 2 * (DEPTH + 1) < 256:
             depth = int(rng.integers(0, DEPTH + 1))
             kept = int(rng.integers(1, depth + 2))
             seen.add((depth, kept))
             assert n_built(found, lambda d=depth, k=kept: a_round(found, d, k)) == 0, seen  # type: ignore[misc]
         assert len(seen) > 15
-        while found.n_past < 256:
+        while found.past() < 256:
             a_round(found, 0)
         assert n_built(found, all_depths) in (shapes, shapes - 1)  # a plain step was there already
         assert n_built(found, all_depths) == 0

@@ -151,7 +151,7 @@ def refuses_nan(found: Context) -> None:
     for n in (1, 3):
         with pytest.raises(FatalDecodeError, match="the model's logits are NaN"):
             compute_drafts(found, ints(7), ints(0), n)
-    assert found.argmax(4) >= 0 and found.n_past == 5
+    assert found.argmax(4) >= 0 and found.past() == 5
 
 
 def test_a_nan_in_a_chain(demo_file: Path, tmp_path: Path) -> None:

@@ -209,9 +209,9 @@ def test_a_state_that_is_restored(model: Model, back: int, on_device: bool) -> N
         target.load_state(data)
         assert drafts_of(target, 7, 8) == wanted
         assert_same(before, state(target))
-        found.decode_batch(verified(model, found.n_past, 800))
+        found.decode_batch(verified(model, found.past(), 800))
         if not on_device:
-            fresh.decode_batch(verified(model, fresh.n_past, 800))
+            fresh.decode_batch(verified(model, fresh.past(), 800))
             assert drafts_of(fresh, 9, 8) == drafts_of(found, 9, 8)
             assert state(fresh).carry.tobytes() == state(found).carry.tobytes()
 

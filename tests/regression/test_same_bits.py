@@ -63,7 +63,7 @@ def rows(context: Context, state: bytes, split: list[int]) -> Floats:
     """[8, n_vocab]: logits of 8 tokens in batches of these sizes, from a state on."""
     context.clear()
     context.load_state(state)
-    start, found = context.n_past, []
+    start, found = context.past(), []
     tokens = made_up(context.model, 8, start)
     for n in split:
         at = len(found)
@@ -109,7 +109,7 @@ def test_no_bit_depends_on_the_number_of_threads(
         ) as context:
             parts = [decode(context, made_up(model, 300, at), at) for at in (0, 300)]
             for n in (1, 4, 4, 8):
-                at = context.n_past
+                at = context.past()
                 context.decode(made_up(model, n, at), at, np.ones(n, np.int8))
                 parts += [context.logits(row).copy() for row in range(n)]
                 numbers.add((len(found), context.n_threads))
