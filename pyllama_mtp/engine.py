@@ -367,7 +367,7 @@ class Engine:
         if scored is not None:
             end = min(end, start + target.options.n_outputs_max)
         size, left = max(at_most or 0, LONG_GRAPH), end - start
-        if at_most is not None and left > size and left >= 2 * LONG_GRAPH:  # a rest is as long
+        if at_most is not None and left > size and left >= 2 * LONG_GRAPH:  # one for the rest
             end = start + min(size, left - LONG_GRAPH)
         part = np.array(prompt[start:end], dtype=np.int32)
         outputs = np.zeros(len(part), dtype=np.int8)

@@ -344,8 +344,8 @@ class DepthController:
         self._lost = steps[self._asked] - tokens[self._asked] / speeds[best]
         self._tries = best == 0 < self._asked
         if self._tries:
-            hoped = tokens_by_depth(self._accepted.rates(1.0))
-            if all(n <= time for n, time in zip(hoped, steps, strict=True)):
+            tokens = tokens_by_depth(self._accepted.rates(1.0))
+            if all(n <= time for n, time in zip(tokens, steps, strict=True)):
                 self._lost = math.inf  # the outcome tells
         return self._asked
 

@@ -113,9 +113,9 @@ def test_a_part_of_a_prompt_takes_as_long_as_some_rounds(
     demo: Model, text: list[int], gap: float, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """By a clock on which a round takes 20, and a part 12 and 1 for each token: the first part has
-    the least, 64 tokens, and four rounds are 67. No rest is shorter than 64, nor are parts longer
-    for it, unless both would not have 64. Parts are whole where nobody waits for them. Text and
-    checkpoints do not depend on the parts."""
+    the least, 64 tokens, and four rounds are 67. What is left before a cut has at least 64, too, or
+    stays with the part. Parts are whole where nobody waits for them. Text and checkpoints do not
+    depend on the parts."""
     clock, parts, prefill, rounds = [0.0], list[int](), Engine.prefill, scheduler.speculate
 
     def counted(engine: Engine, sequence: Sequence, at_most: int | None = None) -> int | None:
