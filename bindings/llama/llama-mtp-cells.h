@@ -6,6 +6,7 @@
 #include "llama-kv-cells.h"
 #include "llama-hparams.h"
 
+#include <algorithm>
 #include <vector>
 
 struct ggml_tensor;
@@ -32,3 +33,20 @@ struct llama_cells_rule {
 
 // Tells an attention over such cells how many sequences share them.
 void llama_cells_share(ggml_tensor * attention, const llama_cparams & cparams, bool has_window);
+
+// A row of a mask where all cells in use, [0, n), are of one sequence: it sees them, whatever their positions. `idxs` gets those with
+// positions of at least `from`, for a second look one by one. Else, false: nothing is written, and each cell has to be looked at.
+template <typename T>
+bool llama_cells_mask(const llama_kv_cells & cells, llama_seq_id seq_id, llama_pos from, T * row, int64_t n_kv, T seen, T hidden,
+        std::vector<uint32_t> & idxs) {
+    const auto & of_seq = cells.seq_pos_get(seq_id);
+    if (cells.get_used() != cells.used_max_p1() || cells.get_used() != of_seq.size()) {
+        return false;
+    }
+    std::fill(row, row + of_seq.size(), seen);
+    std::fill(row + of_seq.size(), row + n_kv, hidden);
+    for (auto it = of_seq.lower_bound({ from, 0 }); it != of_seq.end(); ++it) {
+        idxs.push_back(it->second);
+    }
+    return true;
+}
