@@ -17,6 +17,7 @@ PIECES = (
 )
 
 
+@pytest.mark.long
 def test_pieces_that_fail_or_do_not_fit_do_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_another_answer_is_found_and_a_near_tie_is_none(
     assert (work.counts["equal"], work.counts["near tie"]) == (1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", ["", "different", "grown"])
 def test_exit_codes(
     wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

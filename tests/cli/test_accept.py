@@ -42,6 +42,7 @@ def test_rates_are_those_of_the_pairs(in_process: Program, demo: Model) -> None:
         assert rate[0] == pytest.approx(held / len(judged), abs=1 / len(judged))
 
 
+@pytest.mark.long
 def test_a_whole_run_is_written_and_shown_again(in_process: Program, tmp_path: Path) -> None:
     options = ("--prompts-per-class", "3", "--classes", "code,thinking", "--output", "run.jsonl")
     lengths = ("--context-lengths", "300,200", "--context-prompts", "1")

@@ -185,6 +185,7 @@ def hub(demo_file: Path) -> Iterator[Hub]:
         server.shutdown()
 
 
+@pytest.mark.long
 def test_a_download_goes_on_where_it_stopped(hub: Hub, program: Program, tmp_path: Path) -> None:
     """A file in the cache is read without a network."""
     hub.stop_at = 25_000_000  # huggingface_hub writes 10 MiB at a time

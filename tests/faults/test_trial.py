@@ -49,6 +49,7 @@ def test_what_would_end_the_process_ends_a_child(tmp_path: Path, children: list[
     assert caught.value.path == str(path) and len(children) == 1
 
 
+@pytest.mark.long
 def test_a_child_that_hangs(
     llama: Path, children: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

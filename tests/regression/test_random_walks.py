@@ -34,13 +34,13 @@ ARCHITECTURES = ("llama", "gemma3", "qwen3", "qwen35", "qwen35moe", "qwen3next")
 WIDE = {"n_embd": 256, "n_ff": 512}
 #: Of blocks of 32 weights, which the matrices of small models have room for.
 BLOCKS_OF_32 = ("q4_0", "q4_1", "q8_0")
-#: Architecture, type, type of the cache, most sequences: each at least once.
-USUAL = [*zip(ARCHITECTURES, TYPES, ("f16", "q8_0") * 3, (1, 8) * 3, strict=True)]
-USUAL += [(arch, "f32", "f16", 3) for arch in ("glm4moe", "step35", "deepseek2", "mamba")]
+#: Architecture, type, type of the cache, most sequences.
+USUAL = [("llama", "q4_k_m", "f16", 1), ("gemma3", "q6_k", "q8_0", 8)]
+USUAL += [("qwen35", "q4_0", "q8_0", 8), *((arch, "f32", "f16", 3) for arch in ("step35", "mamba"))]
 OTHERS = [(arch, kind, kv, n) for arch in ARCHITECTURES for kind in TYPES
           for kv in ("f16", "q8_0") for n in (1, 8)]  # fmt: skip
 OTHERS += [(name, "f32", "f16", 3) for name, one in HEADS.items() if not one.validated]
-OTHERS += [("k2-horizon", "f32", "f16", 3)]
+OTHERS += [(arch, "f32", "f16", 3) for arch in ("glm4moe", "deepseek2", "k2-horizon")]
 
 Digits = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 

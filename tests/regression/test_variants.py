@@ -77,6 +77,7 @@ CASES = [(depth, {"prompt_rows": rows}) for depth in (1, 3) for rows in ("last",
 CASES += [(3, {"rollback": "replay"})]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "cases"),
     usual(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ..marks import usual
 from ..processes import RunPython
 
 SCRIPT = Path(__file__).with_name("cut_the_line.py")
@@ -19,12 +18,12 @@ SCRIPT = Path(__file__).with_name("cut_the_line.py")
 COMMANDS = {0, 3, 4, 5, 6, 8, 10, 11, 13}
 
 
-@pytest.mark.parametrize("n", usual(6, long=[30]))
+@pytest.mark.long
 def test_at_every_kind_of_message(
-    run_python: RunPython, demo_file: Path, two_workers: tuple[str, str], n: int
+    run_python: RunPython, demo_file: Path, two_workers: tuple[str, str]
 ) -> None:
     env = {"GGML_NO_BACKTRACE": "1"}  # a debugger would take its time
-    done = run_python(SCRIPT.read_text(), demo_file, *two_workers, n, env=env)
+    done = run_python(SCRIPT.read_text(), demo_file, *two_workers, 30, env=env)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert done.returncode == 0, (lines[-1:], done.stderr[-2000:])
     text, afterwards = lines.pop()["local"]
@@ -34,7 +33,7 @@ def test_at_every_kind_of_message(
     whole = [line for line in lines if line["at"] is None]
     assert [line["text"] for line in whole] == [text] * 3
     broken = [line for line in lines if line["at"] is not None]
-    assert len(broken) > n
+    assert len(broken) > 30
     assert {line["command"] for line in broken} - {None} >= COMMANDS
     assert {line["how"] for line in broken} == {"cut", "garbled", "mute"}
     last = max(line["at"] for line in broken)

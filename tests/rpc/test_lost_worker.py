@@ -12,11 +12,12 @@ import pytest
 from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import WorkerLostError
 
+from ..marks import usual
 from ..workers import PROMPT, SMALL, running_worker, text_of
 
 
 @pytest.mark.parametrize(
-    ("number", "reason"), [(signal.SIGKILL, ""), (signal.SIGSTOP, r"no answer in 2 s")]
+    ("number", "reason"), usual((signal.SIGKILL, ""), long=[(signal.SIGSTOP, "no answer in 2 s")])
 )
 def test_its_process_is_lost(
     demo: Model, demo_file: Path, number: signal.Signals, reason: str

@@ -27,11 +27,11 @@ TOGETHER, APART = {"tensor_split": (1.0, 1.0)}, {"tensor_split": (6.5, 1.5)}
     usual(
         (TOGETHER, {}),
         (APART, {"prompt_sync": "full"}),
-        (TOGETHER, {"rollback": "replay"}),
-        ({"device": ["RPC1", "RPC0"]}, {}),
         ({"override_tensor": [("output_norm|nextn", "CPU"), (r"[0-3]\.", "RPC1")]}, {}),
         long=[
             (APART, {}),
+            (TOGETHER, {"rollback": "replay"}),
+            ({"device": ["RPC1", "RPC0"]}, {}),
             (TOGETHER, {"draft_n_max": 0}),
             (APART, {"rollback": "replay", "prompt_sync": "full", "draft_n_max": 2}),
             (TOGETHER, {"prompt_sync": "full"}),

@@ -121,6 +121,7 @@ def test_names_of_conversations(ask: Ask) -> None:
     assert homes == [ask(chat(text))[0] for text in some]
 
 
+@pytest.mark.long
 def test_a_server_that_answers_late_keeps_its_conversations(
     ask: Ask, servers: list[Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ promptfile.write = lambda *what: (time.sleep({seconds}), write(*what))
 app._later = lambda after, call, *of: call is os._exit or later(after, call, *of)"""
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(1, 100), (300, 1)])
+@pytest.mark.parametrize(("seconds", "most"), usual((1, 100), long=[(300, 1)]))
 def test_prompts_are_written_at_the_end(
     launch: Launch, tmp_path: Path, seconds: float, most: float
 ) -> None:
@@ -153,7 +153,7 @@ def test_prompts_are_written_at_the_end(
 LARGE = (["x" * (limits.TEXT - 99) + "漢"] * 3, ["1" * 12] * 10**6)
 
 
-@pytest.mark.parametrize("prompts", LARGE, ids=["long", "short"])
+@pytest.mark.parametrize("prompts", usual(LARGE[1], long=LARGE[:1]), ids=["short", "long"])
 def test_the_largest_bodies_take_ten_times_their_bytes(launch: Launch, prompts: list[str]) -> None:
     """At most, and are refused."""
     process, url = launch("--threads", "1")

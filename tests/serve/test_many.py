@@ -46,6 +46,7 @@ def client_of(server: Running, number: int, together: threading.Barrier) -> str 
     return text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", usual({}, long=[{"draft_vocab": 256}]), ids=str)
 def test_32_streams_of_which_some_hang_up(
     start: Start, demo: Model, options: dict[str, object]

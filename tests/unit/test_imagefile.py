@@ -76,6 +76,7 @@ def test_pil_images_are_as_files(pixels: Pixels) -> None:
         pixels_of("a\0b")
 
 
+@pytest.mark.long
 def test_threads_keep_no_images(run_python: RunPython) -> None:
     """A server has many threads, and any of them may read a large image."""
     done = run_python("""
