@@ -142,7 +142,8 @@ def test_a_changed_figure_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("samples", "page"),
-    [("filetypes", "speed"), ("peers", "speed"), ("images", "kinds"), ("golden", "golden")],
+    [(n, "speed") for n in ("filetypes", "long", "peers")]
+    + [("images", "kinds"), ("golden", "golden")],
 )
 def test_tables_are_those_of_the_samples(samples: str, page: str) -> None:
     folder = ROOT / "bench/results"
