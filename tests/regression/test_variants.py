@@ -78,15 +78,9 @@ CASES += [(3, {"rollback": "replay"})]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "cases"),
-    usual(
-        ("demo_file", CASES[3:]),
-        long=[(name, CASES) for name in ("demo_file", "next_file", "moe_file")],
-    ),
-)
+@pytest.mark.parametrize("name", ["demo_file", "next_file", "moe_file"])
 def test_either_sync_gives_what_upstream_gives(
-    run_python: RunPython, name: str, cases: list[Any], request: pytest.FixtureRequest
+    run_python: RunPython, name: str, request: pytest.FixtureRequest
 ) -> None:
     """Text, drafts and acceptance, whichever context the MTP block is in; of several sequences,
     too."""
@@ -97,11 +91,11 @@ def test_either_sync_gives_what_upstream_gives(
             run_python,
             OFF + GENERATIONS,
             model,
-            json.dumps([(d, {**o, "prompt_sync": sync}) for d, o in cases for sync in syncs]),
+            json.dumps([(d, {**o, "prompt_sync": sync}) for d, o in CASES for sync in syncs]),
         )
         for variant, syncs in (("upstream", ["full"]), ("patched", ["kv", "full"]))
     )
-    assert len(found) == 2 * len(upstreams) == 2 * len(cases)
+    assert len(found) == 2 * len(upstreams) == 2 * len(CASES)
     for case, ours in found.items():
         depth, options = json.loads(case)
         wanted = upstreams[json.dumps([depth, {**options, "prompt_sync": "full"}])]

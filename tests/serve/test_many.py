@@ -17,7 +17,6 @@ from pyllama_mtp.errors import FatalDecodeError, WorkerLostError
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.prefixcache import PrefixCache
 
-from ..marks import usual
 from .conftest import LIMIT_S, Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens, is_near_tie
 
@@ -47,7 +46,7 @@ def client_of(server: Running, number: int, together: threading.Barrier) -> str 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", usual({}, long=[{"draft_vocab": 256}]), ids=str)
+@pytest.mark.parametrize("options", [{}, {"draft_vocab": 256}], ids=str)
 def test_32_streams_of_which_some_hang_up(
     start: Start, demo: Model, options: dict[str, object]
 ) -> None:
