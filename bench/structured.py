@@ -3,8 +3,8 @@
     python bench/structured.py [MODEL.gguf]       # a part of bench/results/kinds.md
 
 The same answers with forced tokens appended to a pass, and without; at depth 0, 3 and "auto";
-greedy and drawn. Passes are counted, so the figures are the same on every machine. The demo model
-is the default.
+greedy and drawn. Passes are counted; with "auto", their number depends on the speed of the machine.
+The demo model is the default.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ log = logging.getLogger("pyllama_mtp")
 #: is cut where memory is short.
 USUAL_N_CTX, LEAST_N_CTX = 8192, 1024
 HOST = "host memory"
-#: Tokens per graph for experts on a GPU: prompts 1.6 times as fast as with 512 on an H200.
+#: Tokens per graph for experts on a GPU: prompts 1.6 times as fast as with 512 on an H100.
 LARGE_N_UBATCH = 2048
 #: Bytes that are more than graphs, logits and checkpoints take at usual sizes of batches.
 GENEROUS = 4 << 30

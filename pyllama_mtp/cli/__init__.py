@@ -45,7 +45,7 @@ COMMANDS = {
     "accept": "measure how often drafts are accepted, by class of prompt and context length",
     "compare": "compare two measurements cell by cell; exit code 1 if something got slower",
     "report": "make a page with plots, and tables, of measurements",
-    "tune": "measure what drafting costs here, and recommend a draft depth and n_ubatch",
+    "tune": "measure what drafting costs here, and recommend a draft depth",
     "inspect": "show a model's architecture, layers, MTP head, tensor types and memory need",
     "synth": "write a model of a published shape with random weights, for measuring speed",
     "head": "take the MTP head out of a model file, put it into another, or leave it out",

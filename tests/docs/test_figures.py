@@ -143,7 +143,8 @@ def test_a_changed_figure_is_found() -> None:
 @pytest.mark.parametrize(
     ("samples", "page"),
     [(n, "speed") for n in ("filetypes", "long", "peers")]
-    + [("images", "kinds"), ("golden", "golden")],
+    + [("images", "kinds"), ("architectures", "kinds"), ("golden", "golden")]
+    + [("sequences", "serving")],
 )
 def test_tables_are_those_of_the_samples(samples: str, page: str) -> None:
     folder = ROOT / "bench/results"
