@@ -75,7 +75,8 @@ SECTIONS = (
     Section("peers", "Beside llama-server and llama-bench",
             f"-p 512 -n 128 --depths 0,2,3 --no-ngram --repeat 5 {PEERS}", THREE),
     Section("golden", "At the acceptance of Qwen3.5's head, beside llama-server",
-            f"-p 512 -n 128 --depths 0,2,3,auto --no-ngram --repeat 5 --peers llama-server {GOLDEN}",
+            "-p 512 -n 128 --depths 0,2,3,auto --no-ngram --repeat 5 --peers llama-server "
+            f"{GOLDEN}",
             ("0.8b-q4_k_m", "moe-q4_k_m")),
     Section("sequences", "Several sequences at once",
             "-p 64 -n 128 --depths 0,1,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 3",

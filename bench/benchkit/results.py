@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pyllama_mtp
 from benchkit import ROOT
 from pyllama_mtp.llama import native
 from pyllama_mtp.machine import describe_machine
@@ -16,8 +18,20 @@ from pyllama_mtp.measure.request import without_folders
 from pyllama_mtp.measure.text import to_markdown
 
 
+def is_installed() -> bool:
+    """Whether the package that runs has the Python files, patches and C++ of this checkout."""
+    ours, package = ROOT / "pyllama_mtp", Path(pyllama_mtp.__file__).parent
+    names = [str(file.relative_to(ours)) for file in ours.rglob("*.py")]
+    if filecmp.cmpfiles(ours, package, names, shallow=False)[0] != names:
+        return False
+    words = [sys.executable, ROOT / "patches" / "patchqueue.py", "stamp", "--variant", "patched"]
+    stamp = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    return bool(stamp == native.expected_stamp()["series"]["patched"])
+
+
 def project_commit() -> str:
-    """The commit of this checkout, "-dirty" if more than results changed; "unknown" without git."""
+    """The commit of this checkout, "-dirty" if more than results changed, with a warning if
+    another one is installed; "unknown" without git."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
@@ -28,7 +42,8 @@ def project_commit() -> str:
         changes = git("status", "--porcelain", "-uno", "--", ".", ":(exclude)bench/results")
     except OSError:
         return "unknown"
-    return f"{commit}{'-dirty' if changes else ''}" if commit else "unknown"
+    told = f"{commit}{'-dirty' if changes else ''}" if commit else "unknown"
+    return told if is_installed() else f"{told}, **but another one is installed**"
 
 
 def heading(*notes: str, stamp: dict[str, Any] | None = None) -> str:
