@@ -17,6 +17,7 @@ def test_another_install_is_told(
     assert results.is_installed() and "installed" not in results.project_commit()
     for name in ("pyllama_mtp", "patches", "bindings"):
         shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "vendor").symlink_to(ROOT / "vendor")
     monkeypatch.setattr(results, "ROOT", tmp_path)
     assert results.is_installed()
     with (tmp_path / changed).open("a") as file:
