@@ -20,6 +20,5 @@ def test_another_install_is_told(
     (tmp_path / "vendor").symlink_to(ROOT / "vendor")
     monkeypatch.setattr(results, "ROOT", tmp_path)
     assert results.is_installed()
-    with (tmp_path / changed).open("a") as file:
-        file.write("\n")
+    (tmp_path / changed).write_bytes(b"\n")
     assert results.project_commit() == "unknown, **but another one is installed**"
